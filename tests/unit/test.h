@@ -1,0 +1,59 @@
+/* test.h - a unit test program: static void functions that CHECK, listed in main() by RUN(), which
+ * prints TAP; main() ends with `return test_end();`. */
+#ifndef TW_TEST_H
+#define TW_TEST_H
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+static int test_n_, test_bad_, test_here_;
+
+#define CHECK(c)                                                                                   \
+    do {                                                                                           \
+        if (!(c)) {                                                                                \
+            printf("# %s:%d: failed: %s\n", __FILE__, __LINE__, #c);                               \
+            test_here_++;                                                                          \
+        }                                                                                          \
+    } while (0)
+#define CHECK_STR(got, want)                                                                       \
+    do {                                                                                           \
+        const char *g_ = (got), *w_ = (want);                                                      \
+        if (!g_ || strcmp(g_, w_)) {                                                               \
+            printf("# %s:%d: got \"%s\", want \"%s\"\n", __FILE__, __LINE__, g_ ? g_ : "(null)",    \
+                    w_);                                                                           \
+            test_here_++;                                                                          \
+        }                                                                                          \
+    } while (0)
+#define CHECK_INT(got, want)                                                                       \
+    do {                                                                                           \
+        long long g_ = (got), w_ = (want);                                                         \
+        if (g_ != w_) {                                                                            \
+            printf("# %s:%d: %s is %lld, want %lld\n", __FILE__, __LINE__, #got, g_, w_);          \
+            test_here_++;                                                                          \
+        }                                                                                          \
+    } while (0)
+/* |got - want| <= tol * max(1, |want|) */
+#define CHECK_NEAR(got, want, tol)                                                                 \
+    do {                                                                                           \
+        double g_ = (got), w_ = (want);                                                            \
+        if (!(fabs(g_ - w_) <= (tol)*fmax(1, fabs(w_)))) {                                         \
+            printf("# %s:%d: %s is %.9g, want %.9g\n", __FILE__, __LINE__, #got, g_, w_);          \
+            test_here_++;                                                                          \
+        }                                                                                          \
+    } while (0)
+#define RUN(f)                                                                                     \
+    do {                                                                                           \
+        test_here_ = 0;                                                                            \
+        f();                                                                                       \
+        printf("%sok %d - %s\n", test_here_ ? "not " : "", ++test_n_, #f);                         \
+        test_bad_ += test_here_ != 0;                                                              \
+        fflush(stdout);                                                                            \
+    } while (0)
+
+static inline int test_end(void)
+{
+    printf("1..%d\n", test_n_);
+    return test_bad_ != 0;
+}
+
+#endif
