@@ -1,0 +1,140 @@
+/* model.h - a model on a device: weights, adapters, one packed forward and backward, and decoding.
+ * The way of a token: tw_seq -> packed batch (ids, positions, adapter runs) -> embed -> layers ->
+ * final norm -> head (log-probabilities, gradients) -> back down the tape into gradients. Decoding is
+ * the same forward without the tape, with a decode state per sequence. */
+#ifndef TW_MODEL_H
+#define TW_MODEL_H
+#include "base/err.h"
+#include "nn/ops.h"
+
+struct tw_model;
+struct tw_adapter;
+struct tw_state;
+
+struct tw_model_opts {
+    enum tw_dtype dtype;        /* of the products: TW_F32 or TW_BF16 */
+    bool train;                 /* all weights are trained: f32 masters and gradients */
+    bool init_random;           /* weights from SEED by the config, none are read */
+    const char *config_json;    /* a config.json instead of DIR's (with init_random DIR may be NULL) */
+    uint64_t seed;
+};
+/* Every tensor of the checkpoint must be claimed by the family and every claimed one be there. */
+struct tw_model *tw_model_open(const char *dir, struct tw_dev *dev, const struct tw_model_opts *o,
+        struct tw_err *err);
+void tw_model_close(struct tw_model *m);
+struct tw_dev *tw_model_dev(const struct tw_model *m);
+
+struct tw_model_info {
+    const char *family;
+    int64_t V, D, L, max_positions;
+    int64_t params, active_matmul;      /* all parameters; those a token multiplies (head included) */
+    bool tied;
+};
+const struct tw_model_info *tw_model_info(const struct tw_model *m);
+
+/* LoRA. Targets: all-linear, module names or suffixes joined by '+', or /regex/. */
+struct tw_lora_opts {
+    int64_t r;
+    double alpha, dropout;
+    bool rslora;
+    const char *targets;
+    const char *init;           /* "default" (kaiming-uniform A, zero B) or "gaussian" */
+};
+struct tw_adapter *tw_adapter_new(struct tw_model *m, const struct tw_lora_opts *o, uint64_t seed,
+        bool train, struct tw_err *err);
+/* A PEFT folder; strict: every tensor consumed, every expected one there, unknown maths refused. */
+struct tw_adapter *tw_adapter_open(struct tw_model *m, const char *dir, bool train,
+        struct tw_err *err);
+/* Writes adapter_config.json and adapter_model.safetensors into the existing folder DIR. BASE is
+ * base_model_name_or_path. Not finite values are an error and nothing is written. */
+int tw_adapter_save(const struct tw_adapter *a, const char *dir, const char *base,
+        struct tw_err *err);
+void tw_adapter_close(struct tw_adapter *a);
+/* "q_proj 30/30, .." for people: module kind, matched/total, and trainable parameters. */
+void tw_adapter_describe(const struct tw_adapter *a, struct tw_buf *out);
+
+/* What an optimiser works on, in a fixed order. */
+struct tw_param {
+    const char *name;           /* as in the file that holds it */
+    struct tw_mat w;            /* F32; a vector has rows 1. w.data is what the optimiser updates */
+    float *g;                   /* (dev) gradient, stored elements like w */
+    int64_t n;                  /* stored elements */
+    bool matrix;                /* weight decay applies by default */
+    struct tw_mat *low;         /* BF16 copy that tw_params_updated() refreshes; NULL: none */
+    float *g2;                  /* a second gradient of a tied tensor, added before use; NULL */
+};
+struct tw_params {
+    struct tw_param *p;
+    int64_t n;
+    int64_t elems;              /* real parameters, no padding */
+};
+const struct tw_params *tw_model_params(struct tw_model *m);      /* NULL without opts.train */
+const struct tw_params *tw_adapter_params(struct tw_adapter *a);  /* NULL without train */
+void tw_params_zero(struct tw_dev *d, const struct tw_params *p);       /* gradients */
+/* Adds g2 to g (fixed order): once, before norm and update. */
+void tw_params_join(struct tw_dev *d, const struct tw_params *p);
+/* After an update: refreshes low-precision copies and whatever is derived from the weights. */
+void tw_params_updated(struct tw_dev *d, const struct tw_params *p);
+
+/* One sequence of a packed batch. */
+struct tw_seq {
+    const int32_t *token;       /* (host) */
+    int64_t n;
+    struct tw_adapter *adapter; /* NULL: the base */
+    uint64_t key;               /* names the sample for dropout: same key, same masks */
+    struct tw_state *state;     /* decoding: token[] follow what the state holds; NULL: none */
+};
+
+/* A row whose target's log-probability is asked for: sequence s predicts `target` from its token at
+ * position `at`. Ascending by (s, at). */
+struct tw_row {
+    int64_t s, at;
+    int32_t target;
+    float temp;                 /* 1: none */
+    float coef;                 /* dL/dlogp; only read by a backward call without coef_fn */
+    float logp, entropy;        /* out */
+};
+
+enum tw_run_flags {
+    TW_BACKWARD = 1,            /* gradients add up in the adapters' and/or model's params */
+    TW_DROPOUT = 2,             /* LoRA dropout is active (the supervised training forward only) */
+    TW_RECOMPUTE = 4,           /* keep only the layers' inputs and replay each layer */
+    TW_ENTROPY = 8,
+};
+/* Runs a packed batch. COEF_FN (may be NULL): called with rows whose logp is filled, to set coef, for
+ * losses whose gradient needs the log-probabilities first (the head is then passed twice). */
+int tw_model_run(struct tw_model *m, const struct tw_seq *seq, int64_t nseq, struct tw_row *row,
+        int64_t nrow, unsigned flags,
+        int (*coef_fn)(void *arg, struct tw_row *row, int64_t nrow, struct tw_err *err), void *arg,
+        struct tw_err *err);
+
+/* Decode states. A state belongs to one (model, adapter); fork shares all blocks copy-on-write. */
+struct tw_state *tw_state_new(struct tw_model *m, struct tw_err *err);
+struct tw_state *tw_state_fork(struct tw_state *s, struct tw_err *err);
+int tw_state_truncate(struct tw_state *s, int64_t n, struct tw_err *err);   /* keep n tokens */
+int64_t tw_state_len(const struct tw_state *s);
+void tw_state_free(struct tw_state *s);
+/* Bytes of decode state for N tokens of one sequence. */
+size_t tw_state_bytes(const struct tw_model *m, int64_t n);
+/* Appends each sequence's tokens to its state. For each i in [0, nwant), logits[i] (host, V floats)
+ * are those after packed row want[i] (row 0 is seq 0's first new token). Any mix of prefill and
+ * decode. A sequence must have at least one token. */
+int tw_model_decode(struct tw_model *m, const struct tw_seq *seq, int64_t nseq, const int64_t *want,
+        int64_t nwant, float *logits, struct tw_err *err);
+
+/* Writes a Hugging Face folder's config.json and model.safetensors (sharded when large) into DIR, in
+ * DTYPE; with ADAPTER merged in (f32 arithmetic, rounded once) when not NULL. */
+int tw_model_save(const struct tw_model *m, const struct tw_adapter *merge, enum tw_dtype dtype,
+        const char *dir, struct tw_err *err);
+
+/* What a batch of TOKENS in NSEQ sequences of at most LONGEST takes, by the real forward (and
+ * backward) on the counting device. */
+struct tw_plan {
+    int64_t params, trainable;
+    size_t weights, adapters, gradients, optimizer, activations, head, state, total;
+    double flops_forward, flops_step;
+};
+int tw_model_plan(struct tw_model *m, struct tw_adapter *a, int64_t tokens, int64_t nseq,
+        int64_t longest, unsigned flags, struct tw_plan *out, struct tw_err *err);
+
+#endif

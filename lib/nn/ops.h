@@ -1,0 +1,214 @@
+/* ops.h - struct tw_ops, the only seam between models and devices. CPU is built in (lib/nn/cpu),
+ * libtw-cuda.so returns the same table, and the counting device (count.c) only adds up bytes and
+ * FLOPs. tests/unit/ref.c is the readable reference that every op of every device must match.
+ *
+ * Rules that hold for every op:
+ * - All pointers inside tensors, matrices and arrays marked (dev) are device memory; structs and
+ *   arrays marked (host) are host memory and may be reused as soon as the call returns.
+ * - Ops are queued in order and do not report errors; the first failure sticks to the device and
+ *   sync() returns it.
+ * - Outputs are overwritten unless the text says "adds". Outputs never alias inputs unless said so.
+ * - Order of sums: every output of a product is one ascending chain of fused multiply-adds over the
+ *   summed index (k, or token for weight gradients) that starts from zero, or for an op that "adds
+ *   in a chain" from what is there; then bias, then residual are added, each rounded once. BF16
+ *   matrices on the CPU: inputs are rounded to bf16 (nearest even) and the chain runs over pairs of
+ *   k as vdpbf16ps does. So a row of an output depends on nothing but its own row of inputs: not on
+ *   the rows beside it, on T, on the number of threads, or on how tokens are cut into batches.
+ */
+#ifndef TW_OPS_H
+#define TW_OPS_H
+#include "base/err.h"
+#include "nn/tensor.h"
+
+struct tw_dev;                  /* each device begins its own struct with struct tw_dev_head */
+
+/* One run of consecutive tokens [t0, t1) that use one adapter at one module. Runs of a call are
+ * ascending and disjoint; tokens in none have no adapter. */
+struct tw_lora_run {
+    int64_t t0, t1;
+    const float *a;             /* (dev) [r, in] row-major */
+    const float *b;             /* (dev) [out, r] row-major */
+    float *da, *db;             /* (dev) gradients of the same shapes; NULL: not trained */
+    int64_t r;
+    float scale;
+    float drop;                 /* dropout on the input of A, 0: none */
+};
+
+/* Dropout: feature k of token t is dropped at module m iff u < drop, where u is 24 high bits of word
+ * k % 4 of philox(key = drop_key[t], counter = {k / 4, m, 0, 0}) as a fraction; kept values are
+ * scaled by 1 / (1 - drop). */
+struct tw_lora_ctx {
+    const struct tw_lora_run *run;  /* (host) */
+    int64_t nrun;
+    const uint64_t *drop_key;       /* (dev) [T], NULL: no dropout */
+    uint32_t module;
+};
+
+/* Tokens whose keys and values the device keeps in one block of a decode state. */
+#define TW_KV_BLOCK 32
+
+/* One sequence of an attention call: its queries are rows [q0, q0 + nq). With block == NULL its keys
+ * and values are the same rows of k and v and past is 0. Otherwise positions [0, past + nq) are in
+ * the decode state: position p in block[p / TW_KV_BLOCK] (dev), at byte `offset` (this layer's part)
+ * in the device's own layout; kv_put() has stored the new ones. */
+struct tw_attn_seq {
+    int64_t q0, nq, past;
+    void *const *block;         /* (host) array of device pointers */
+    size_t offset;
+};
+
+struct tw_attn {
+    int64_t nh, nkv, hd;        /* query heads, key/value heads, head size; query head h reads h*nkv/nh */
+    float scale;
+    int64_t window;             /* 0: all; else key j is seen by query i iff i - j < window */
+    const struct tw_attn_seq *seq;  /* (host) */
+    int64_t nseq;
+};
+
+struct tw_rope {
+    const float *cos, *sin;     /* (dev) [npos, rot / 2], scaled by the attention factor */
+    const int32_t *pos;         /* (dev) [T] */
+    int64_t rot;                /* rotated width of each head, <= hd; the first `rot` components */
+    bool interleaved;           /* pairs (2i, 2i+1) instead of (i, i + rot/2) */
+};
+
+/* The head: log-probabilities of targets from final hidden states, in chunks of rows so that the
+ * logits of a batch never exist at once, and in the same pass the gradient when it is known. */
+struct tw_head {
+    const struct tw_tensor *h;  /* [T, D], after the final norm */
+    const struct tw_mat *w;     /* [V, D] */
+    int64_t n;                  /* rows asked for; ascending, a row may repeat (several targets) */
+    const int32_t *row;         /* (dev) [n] in [0, T) */
+    const int32_t *target;      /* (dev) [n] in [0, V) */
+    const float *temp;          /* (dev) [n] > 0; NULL: all 1. logp = log softmax(z / temp)[target] */
+    float *logp;                /* (dev) [n] out */
+    float *entropy;             /* (dev) [n] out, of softmax(z / temp); NULL: not wanted */
+    const float *coef;          /* (dev) [n] dL/dlogp; NULL: forward only */
+    struct tw_tensor *dh;       /* [T, D] out, all of it (zero where no row was asked for) */
+    struct tw_mat *dw;          /* F32 [V, D], adds in a chain of rows; NULL: not trained */
+};
+
+enum tw_act { TW_SILU, TW_GELU_TANH };
+
+struct tw_adamw {
+    float lr, beta1, beta2, eps, decay; /* decoupled: w -= lr * decay * w */
+    float bias1, bias2;                 /* 1 - beta^t of this step */
+};
+
+struct tw_ops {
+    const char *name;           /* "cpu", "cuda", "count" */
+
+    /* Memory. put/get copy between host and device and are complete on return. */
+    void *(*alloc)(struct tw_dev *d, size_t bytes, struct tw_err *err); /* 64-byte aligned, zeroed */
+    void (*free)(struct tw_dev *d, void *p);
+    void (*put)(struct tw_dev *d, void *dst, const void *host, size_t bytes);
+    void (*get)(struct tw_dev *d, void *host, const void *src, size_t bytes);
+    void (*copy)(struct tw_dev *d, void *dst, const void *src, size_t bytes);
+    void (*zero)(struct tw_dev *d, void *p, size_t bytes);
+    int (*sync)(struct tw_dev *d, struct tw_err *err);  /* waits; the sticky error */
+
+    /* Matrices. mat_put/mat_get: rows [row, row + n) from/to row-major host memory of dtype FROM
+     * (F32 or BF16) / F32. mat_cast: a BF16 matrix from an F32 one of the same shape. */
+    int64_t (*mat_elems)(const struct tw_dev *d, int64_t rows, int64_t cols, enum tw_dtype t);
+    void (*mat_put)(struct tw_dev *d, struct tw_mat *m, const void *host, enum tw_dtype from,
+            int64_t row, int64_t n);
+    void (*mat_get)(struct tw_dev *d, float *host, const struct tw_mat *m, int64_t row, int64_t n);
+    void (*mat_cast)(struct tw_dev *d, struct tw_mat *bf16, const struct tw_mat *f32);
+
+    /* y[t] = W[id[t]]; dw[id[t]] += dy[t] in token order. id (dev) [T] */
+    void (*embed)(struct tw_dev *d, struct tw_tensor *y, const struct tw_mat *w, const int32_t *id);
+    void (*embed_bwd)(struct tw_dev *d, struct tw_mat *dw, const struct tw_tensor *dy,
+            const int32_t *id);
+
+    /* Each row is cut into groups of n = length of w: y = x * r * (w + off) with r = 1/sqrt(mean(x^2)
+     * + eps) per group; rstd (dev) [T * groups] keeps r. off is 0 (plain) or 1 (zero-centred).
+     * Backward: dx = r*(g - x*r*mean(g*x*r)), g = dy*(w+off), added to dx when `add`; dw[n] adds in
+     * a chain over tokens (then groups); NULL: not trained. dx may alias dy. */
+    void (*rmsnorm)(struct tw_dev *d, struct tw_tensor *y, float *rstd, const struct tw_tensor *x,
+            const float *w, int64_t n, float eps, float off);
+    void (*rmsnorm_bwd)(struct tw_dev *d, struct tw_tensor *dx, bool add, float *dw,
+            const struct tw_tensor *dy, const struct tw_tensor *x, const float *w, int64_t n,
+            const float *rstd, float off);
+
+    /* y = x W^T (+ bias) (+ res); y may alias res. dx = dy W, added to dx when `add`. dw (F32) and
+     * dbias (may be NULL) add in a chain over tokens. */
+    void (*linear)(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor *x,
+            const struct tw_mat *w, const float *bias, const struct tw_tensor *res);
+    void (*linear_dx)(struct tw_dev *d, struct tw_tensor *dx, bool add, const struct tw_tensor *dy,
+            const struct tw_mat *w);
+    void (*linear_dw)(struct tw_dev *d, struct tw_mat *dw, float *dbias, const struct tw_tensor *dy,
+            const struct tw_tensor *x);
+
+    /* h[t] = drop(x[t]) A^T, y[t] += scale * (h[t] B^T), for the tokens of each run; h is F32
+     * [T, max r]. Backward: db += scale * dy^T h, dh = scale * dy B (into scratch [T, max r]),
+     * da += dh^T drop(x), dx += drop(dh A). Gradients of A and B add in a chain over tokens. */
+    void (*lora)(struct tw_dev *d, struct tw_tensor *y, struct tw_tensor *h,
+            const struct tw_tensor *x, const struct tw_lora_ctx *c);
+    void (*lora_bwd)(struct tw_dev *d, struct tw_tensor *dx, struct tw_tensor *scratch,
+            const struct tw_tensor *dy, const struct tw_tensor *x, const struct tw_tensor *h,
+            const struct tw_lora_ctx *c);
+
+    /* In place, on nheads heads of hd each in x [T, nheads * hd]; sign -1 is the backward. */
+    void (*rope)(struct tw_dev *d, struct tw_tensor *x, int64_t nheads, int64_t hd,
+            const struct tw_rope *r, int sign);
+
+    /* Causal attention inside each sequence. o [T, nh*hd]; lse (dev) [T * nh] F32, the log of the
+     * softmax's denominator (NULL: not wanted). Backward (never with blocks) overwrites dq dk dv. */
+    void (*attn)(struct tw_dev *d, struct tw_tensor *o, float *lse, const struct tw_tensor *q,
+            const struct tw_tensor *k, const struct tw_tensor *v, const struct tw_attn *a);
+    void (*attn_bwd)(struct tw_dev *d, struct tw_tensor *dq, struct tw_tensor *dk,
+            struct tw_tensor *dv, const struct tw_tensor *dout, const struct tw_tensor *o,
+            const float *lse, const struct tw_tensor *q, const struct tw_tensor *k,
+            const struct tw_tensor *v, const struct tw_attn *a);
+    /* Bytes one block takes for one layer; kv_put stores rows [q0, q0+nq) of k, v (after RoPE) at
+     * positions past.. of every sequence of A. */
+    size_t (*kv_bytes)(const struct tw_dev *d, int64_t nkv, int64_t hd);
+    void (*kv_put)(struct tw_dev *d, const struct tw_tensor *k, const struct tw_tensor *v,
+            const struct tw_attn *a);
+
+    /* y = act(gate) * up, and its backward. dgate may alias gate, dup up. */
+    void (*glu)(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor *gate,
+            const struct tw_tensor *up, enum tw_act act);
+    void (*glu_bwd)(struct tw_dev *d, struct tw_tensor *dgate, struct tw_tensor *dup,
+            const struct tw_tensor *dy, const struct tw_tensor *gate, const struct tw_tensor *up,
+            enum tw_act act);
+
+    void (*head)(struct tw_dev *d, const struct tw_head *h);
+    size_t (*head_scratch)(const struct tw_dev *d, int64_t n, int64_t V, int64_t D, bool bwd);
+    /* logits (host) [n, V] F32 of rows row[i] (host) of h; the same bits as inside head(). */
+    void (*logits)(struct tw_dev *d, float *logits, const struct tw_tensor *h, const int32_t *row,
+            int64_t n, const struct tw_mat *w);
+    /* log softmax(z / temp)[target] of one row of logits on the host; the same bits as head(). */
+    float (*pick)(const struct tw_dev *d, const float *z, int64_t V, float temp, int32_t target);
+
+    void (*add)(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor *x);  /* y += x */
+    void (*axpy)(struct tw_dev *d, float *y, float a, const float *x, int64_t n);   /* y += a x */
+
+    /* *sum (dev, double) += sum of squares, in fixed chunks summed in order. clip: *scale (dev) =
+     * min(1, max / sqrt(sum)) (1 when max is 0), NaN when sum is not finite. */
+    void (*sumsq)(struct tw_dev *d, double *sum, const float *g, int64_t n);
+    void (*clip)(struct tw_dev *d, float *scale, const double *sum, float max);
+    /* One step on n elements; the gradient is g * *scale; nothing happens when *scale is NaN. */
+    void (*adamw)(struct tw_dev *d, float *w, const float *g, float *m, float *v, int64_t n,
+            const struct tw_adamw *p, const float *scale);
+    void (*sgd)(struct tw_dev *d, float *w, const float *g, float *m, int64_t n, float lr,
+            float momentum, float decay, const float *scale);   /* m NULL when momentum is 0 */
+};
+
+struct tw_dev_head {
+    const struct tw_ops *ops;
+    double flops;               /* counted by the counting device; others leave it */
+};
+static inline const struct tw_ops *tw_ops(const struct tw_dev *d)
+{
+    return ((const struct tw_dev_head *)d)->ops;
+}
+
+/* The CPU: THREADS 0 means all that the process may use. ISA "auto", or "avx512", "avx2", "c" to force
+ * one (tests; an ISA the processor lacks is an error). Scratch is the device's own. */
+struct tw_dev *tw_cpu_open(int threads, const char *isa, struct tw_err *err);
+/* The counting device that stands for DEV's layouts: no memory, no work, only numbers. */
+struct tw_dev *tw_count_open(const struct tw_dev *like, struct tw_err *err);
+void tw_dev_close(struct tw_dev *d);
+
+#endif

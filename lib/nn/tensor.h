@@ -1,0 +1,24 @@
+/* tensor.h - activations and weight matrices. The only capitals are dimensions: T tokens of a packed
+ * batch, D model width, H heads, V vocabulary, L layers, B sequences. */
+#ifndef TW_TENSOR_H
+#define TW_TENSOR_H
+#include "data/weights.h"   /* enum tw_dtype, bf16 conversions */
+
+/* An activation [rows, cols] in device memory; row r starts at data + r * ld elements. The CPU keeps
+ * activations in F32, a GPU in BF16 or F32. A view (columns of a fused product) has ld > cols. */
+struct tw_tensor {
+    void *data;
+    enum tw_dtype dtype;
+    int64_t rows, cols, ld;
+};
+
+/* A weight matrix [rows = out, cols = in] in the device's own layout (the CPU packs panels of
+ * outputs, CUDA is row-major): only mat_put, mat_get and mat_cast know it. Everything elementwise
+ * (optimiser, norms) works on the stored elements, mat_elems() of them, padding included (zero). */
+struct tw_mat {
+    void *data;
+    enum tw_dtype dtype;        /* TW_F32 or TW_BF16 */
+    int64_t rows, cols;
+};
+
+#endif
