@@ -4,7 +4,8 @@ PREFIX ?= /usr/local
 CC ?= gcc
 OPT ?= -O2 -g
 WARN = -Wall -Wextra -Wshadow -Wvla -Wno-unused-parameter -Wstrict-prototypes
-CPPFLAGS += -Ilib -D_GNU_SOURCE
+VERSION = 0.1.0
+CPPFLAGS += -Ilib -D_GNU_SOURCE -include base/banned.h -DTW_VERSION='"$(VERSION)"' -DTW_PREFIX='"$(PREFIX)"'
 ALL_CFLAGS = -std=c11 $(OPT) $(WARN) -ffp-contract=off -fno-math-errno -pthread -fPIC $(CFLAGS)
 LIBS = -lpcre2-8 -lutf8proc -larchive -lcurl -lzstd -ldl -lm -pthread
 

@@ -24,6 +24,8 @@ struct tw_jsonl;
  * cannot be opened (all are checked before the first record). PATHS must outlive the reader. */
 struct tw_jsonl *tw_jsonl_open(char *const *paths, int n, struct tw_err *err);
 void tw_jsonl_limit(struct tw_jsonl *in, size_t max_line);
+/* Bytes that are not UTF-8 become U+FFFD instead of an error. */
+void tw_jsonl_replace(struct tw_jsonl *in, bool on);
 /* 1 a record, 0 the end, -1 an error naming file:line. After a bad *line* (not a failed read) the
  * reader stands behind it and may be called again: tw_jsonl_skippable() is then true. */
 int tw_jsonl_next(struct tw_jsonl *in, struct tw_rec *rec, struct tw_err *err);

@@ -77,7 +77,8 @@ void tw_opts_json(const struct tw_cmd *cmd, const void *opts, struct tw_buf *out
 
 /* A setting "name,key=value,key=value" or "key=value,..". Values run to the next comma; a value in
  * /slashes/ or "quotes" may hold commas. Unknown keys are the caller's to find: tw_set_done() fails
- * on the first key that no tw_set_*() asked for and lists those that were. */
+ * on the first key that no tw_set_*() asked for and lists those that were. tw_set_num() and its
+ * like return 1 found, 0 missing (*v untouched), -1 a bad value. Values borrow TEXT. */
 struct tw_set {
     const char *option;         /* "--schedule", for messages; borrowed */
     struct tw_str name;         /* text before the first ',' when it has no '='; else empty */

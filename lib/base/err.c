@@ -1,0 +1,78 @@
+/* err.c - filling a struct tw_err. */
+#include "err.h"
+#include <stdio.h>
+#include <string.h>
+
+/* Copies SRC to DST of SIZE bytes, always terminated. Control characters, which could forge lines
+ * of a terminal or a log, become \n, \t or \xHH; text that does not fit ends in "...". */
+static void copy_escaped(char *dst, size_t size, const char *src)
+{
+    static const char hex[] = "0123456789abcdef";
+    size_t n = 0;
+
+    for (; *src; src++) {
+        unsigned char c = (unsigned char)*src;
+        char out[5] = { (char)c, 0 };
+
+        if (c == '\n' || c == '\t' || c == '\r') {
+            out[0] = '\\';
+            out[1] = c == '\n' ? 'n' : c == '\t' ? 't' : 'r';
+        } else if (c < 0x20 || c == 0x7F) {
+            memcpy(out, "\\x", 2);
+            out[2] = hex[c >> 4];
+            out[3] = hex[c & 15];
+        }
+        size_t len = strlen(out);
+
+        if (n + len + 4 > size) {               /* room for this, "..." and the NUL */
+            while (n && ((unsigned char)dst[n - 1] & 0xC0) == 0x80)
+                n--;                            /* not in the middle of a character */
+            if (n && (unsigned char)dst[n - 1] >= 0xC0)
+                n--;
+            memcpy(dst + n, "...", 4);
+            return;
+        }
+        memcpy(dst + n, out, len);
+        n += len;
+    }
+    dst[n] = 0;
+}
+
+int tw_fail_at(struct tw_err *err, const char *src, int src_line, int code, const char *place,
+        int64_t line, const char *fmt, ...)
+{
+    char text[4096];
+    va_list ap;
+
+    if (!err || err->code)
+        return -1;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof(text), fmt, ap);
+    va_end(ap);
+    err->code = code ? code : TW_EFAIL;
+    copy_escaped(err->msg, sizeof(err->msg), text);
+    copy_escaped(err->place, sizeof(err->place), place ? place : "");
+    err->line = line;
+    err->src = src;
+    err->src_line = src_line;
+    return -1;
+}
+
+void tw_err_clear(struct tw_err *err)
+{
+    if (!err)
+        return;
+    err->code = 0;
+    err->line = 0;
+    err->place[0] = err->msg[0] = 0;
+    err->src = NULL;
+    err->src_line = 0;
+}
+
+void tw_err_place(struct tw_err *err, const char *place, int64_t line)
+{
+    if (!err || !err->code || err->place[0])
+        return;
+    copy_escaped(err->place, sizeof(err->place), place ? place : "");
+    err->line = line;
+}

@@ -1,0 +1,237 @@
+/* log.c - notices, progress, tallies. The one state of the process that is kept here is who speaks
+ * and how loudly; tw_start() sets it before any thread exists. */
+#include "log.h"
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+
+static struct {
+    const char *prog;
+    enum tw_level level;
+    double log_every;
+    bool terminal;
+} talk = { "twinkle", TW_NORMAL, 0, false };
+
+void tw_log_init(const char *prog, enum tw_level level, double log_every)
+{
+    talk.prog = prog;
+    talk.level = level;
+    talk.log_every = log_every;
+    talk.terminal = isatty(2);
+    setvbuf(stderr, NULL, _IOLBF, 0);       /* whole lines, also when stages of a pipe share it */
+}
+
+const char *tw_prog(void)
+{
+    return talk.prog;
+}
+
+bool tw_verbose(void)
+{
+    return talk.level >= TW_VERBOSE;
+}
+
+static void say(const char *fmt, va_list ap)
+{
+    char text[2048];
+
+    vsnprintf(text, sizeof(text), fmt, ap);
+    fprintf(stderr, "%s%s: %s\n", talk.terminal ? "\r\033[K" : "", talk.prog, text);
+}
+
+void tw_notice(const char *fmt, ...)
+{
+    va_list ap;
+
+    if (talk.level < TW_NORMAL)
+        return;
+    va_start(ap, fmt);
+    say(fmt, ap);
+    va_end(ap);
+}
+
+void tw_info(const char *fmt, ...)
+{
+    va_list ap;
+
+    if (talk.level < TW_VERBOSE)
+        return;
+    va_start(ap, fmt);
+    say(fmt, ap);
+    va_end(ap);
+}
+
+double tw_now(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+char *tw_fmt_count(char out[32], int64_t n)
+{
+    char digits[24];
+    int len = snprintf(digits, sizeof(digits), "%" PRId64, n), at = 0;
+    int sign = n < 0;
+
+    for (int i = 0; i < len; i++) {
+        if (i > sign && (len - i) % 3 == 0)
+            out[at++] = ',';
+        out[at++] = digits[i];
+    }
+    out[at] = 0;
+    return out;
+}
+
+char *tw_fmt_bytes(char out[32], double n)
+{
+    static const char *const unit[] = { "B", "KiB", "MiB", "GiB", "TiB", "PiB" };
+    int u = 0;
+
+    while (fabs(n) >= 1024 && u < 5) {
+        n /= 1024;
+        u++;
+    }
+    snprintf(out, 32, u && fabs(n) < 100 ? "%.1f %s" : "%.0f %s", n, unit[u]);
+    return out;
+}
+
+char *tw_fmt_time(char out[32], double seconds)
+{
+    if (!(seconds < 1e15)) {
+        snprintf(out, 32, "?");
+    } else if (seconds < 9.95) {
+        snprintf(out, 32, "%.1f s", seconds < 0 ? 0 : seconds);
+    } else {
+        int64_t s = (int64_t)(seconds + 0.5);
+
+        if (s < 60)
+            snprintf(out, 32, "%" PRId64 " s", s);
+        else if (s < 3600)
+            snprintf(out, 32, "%" PRId64 " m %" PRId64 " s", s / 60, s % 60);
+        else if (s < 86400)
+            snprintf(out, 32, "%" PRId64 " h %" PRId64 " m", s / 3600, s / 60 % 60);
+        else
+            snprintf(out, 32, "%" PRId64 " d %" PRId64 " h", s / 86400, s / 3600 % 24);
+    }
+    return out;
+}
+
+void tw_progress_start(struct tw_progress *p, const char *what, const char *unit, int64_t total)
+{
+    memset(p, 0, sizeof(*p));
+    p->what = what;
+    p->unit = unit;
+    p->total = total;
+    p->t0 = p->last = tw_now();
+}
+
+static void progress_print(struct tw_progress *p, double now, const char *extra)
+{
+    char a[32], b[32], line[512];
+    double took = now - p->t0, rate = took > 0 ? (double)p->done / took : 0;
+    int n = snprintf(line, sizeof(line), "%s %s", p->what, tw_fmt_count(a, p->done));
+    size_t at = (size_t)n;
+
+#define ADD(...) at += (size_t)snprintf(line + (at < 511 ? at : 511), at < 511 ? 512 - at : 1, __VA_ARGS__)
+    if (p->total > 0)
+        ADD(" of %s", tw_fmt_count(b, p->total));
+    if (p->unit)
+        ADD(" %s", p->unit);
+    if (p->total > 0)
+        ADD(" (%d %%)", (int)(100.0 * (double)p->done / (double)p->total));
+    ADD(rate < 10 ? " %.2f/s" : " %.0f/s", rate);
+    if (p->total > p->done && rate > 0)
+        ADD(", %s left", tw_fmt_time(a, (double)(p->total - p->done) / rate));
+    if (extra)
+        ADD(", %s", extra);
+#undef ADD
+    if (talk.terminal)
+        fprintf(stderr, "\r\033[K%s: %s", talk.prog, line);
+    else
+        fprintf(stderr, "%s: %s\n", talk.prog, line);
+    fflush(stderr);
+    p->shown = true;
+    p->last = now;
+}
+
+void tw_progress_at(struct tw_progress *p, int64_t done, const char *extra)
+{
+    double now, wait;
+
+    p->done = done;
+    if (talk.level < TW_NORMAL || (!talk.terminal && talk.log_every <= 0))
+        return;
+    now = tw_now();
+    wait = !talk.terminal ? talk.log_every : p->shown ? 1 : 2;
+    if (now - p->last >= wait)
+        progress_print(p, now, extra);
+}
+
+void tw_progress_end(struct tw_progress *p)
+{
+    if (p->shown && talk.terminal) {
+        fputs("\r\033[K", stderr);
+        fflush(stderr);
+    }
+    p->shown = false;
+}
+
+void tw_tally_start(struct tw_tally *t)
+{
+    memset(t, 0, sizeof(*t));
+    t->t0 = tw_now();
+}
+
+void tw_tally_skip(struct tw_tally *t, const char *file, int64_t line, const char *fmt, ...)
+{
+    const int max = (int)(sizeof(t->why) / sizeof(t->why[0]));
+    char reason[sizeof(t->why[0].reason)];
+    va_list ap;
+    int i;
+
+    va_start(ap, fmt);
+    vsnprintf(reason, sizeof(reason), fmt, ap);
+    va_end(ap);
+    t->skipped++;
+    for (i = 0; i < t->nwhy && strcmp(t->why[i].reason, reason); i++)
+        ;
+    if (i == max) {                         /* the last entry gathers whatever else there is */
+        i = max - 1;
+        snprintf(t->why[i].reason, sizeof(reason), "other reasons");
+    }
+    if (i == t->nwhy) {
+        t->nwhy++;
+        t->why[i].n = 0;
+        memcpy(t->why[i].reason, reason, sizeof(reason));
+        snprintf(t->why[i].first, sizeof(t->why[i].first), "%s:%" PRId64, file ? file : "stdin",
+                line);
+    }
+    t->why[i].n++;
+}
+
+void tw_tally_end(struct tw_tally *t)
+{
+    double took = tw_now() - t->t0;
+    char a[32], b[32];
+    struct tw_buf line = {0};
+
+    if (talk.level < TW_NORMAL || (took <= 1 && !t->skipped))
+        return;
+    tw_buf_printf(&line, "%s records in, %s out", tw_fmt_count(a, t->in), tw_fmt_count(b, t->out));
+    if (t->tokens)
+        tw_buf_printf(&line, ", %s tokens", tw_fmt_count(a, t->tokens));
+    if (t->skipped)
+        tw_buf_printf(&line, ", %s skipped", tw_fmt_count(a, t->skipped));
+    for (int i = 0; i < t->nwhy; i++)
+        tw_buf_printf(&line, "%s%s: %s (first %s)", i ? "; " : " (", t->why[i].reason,
+                tw_fmt_count(a, t->why[i].n), t->why[i].first);
+    if (t->nwhy)
+        tw_buf_putc(&line, ')');
+    tw_buf_printf(&line, ", %s", tw_fmt_time(a, took));
+    fprintf(stderr, "%s%s: %s\n", talk.terminal ? "\r\033[K" : "", talk.prog, line.p);
+    tw_buf_free(&line);
+}
