@@ -1,38 +1,187 @@
-# Twinkle. Knobs: CC, CFLAGS, CUDA=0, PREFIX, DESTDIR, B (the build folder).
+# Twinkle. `make` builds the commands into build/bin; `make demo` shows them at work.
+#
+# Targets
+#   all         the commands (and build/lib/libtw-cuda.so where there is a CUDA compiler)
+#   demo        examples/demo.sh: teaches the built-in model a new name, a few minutes on two cores
+#   test        unit programs and tests/t*.sh;  T='t0003*' picks some
+#   test-long   tests/t*.long.sh;  test-gpu: tests/t*.gpu.sh and the unit programs on the GPU
+#   asan        builds all of it with the address and undefined-behaviour sanitizers, then `test`
+#   fuzz        tests/fuzz/*.c with clang's libFuzzer, FUZZ_S seconds each;  T=json picks one
+#   bench       builds tests/bench/*.c, runs tests/bench/*.sh
+#   man         writes the OPTIONS of man/tw-*.1 again, from the commands' own tables
+#   install     into DESTDIR and PREFIX;  uninstall takes it away again
+#   deps        the Debian packages below, installed (as root) or named
+#   clean       removes the build folder
+#
+# Knobs
 B ?= build
 PREFIX ?= /usr/local
+DESTDIR ?=
 CC ?= gcc
 OPT ?= -O2 -g
-WARN = -Wall -Wextra -Wshadow -Wvla -Wno-unused-parameter -Wstrict-prototypes
+CFLAGS ?=
+# The CUDA compiler, and 0 to leave its part out.
+NVCC ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
+CUDA ?= $(if $(NVCC),1,0)
+CUDA_ARCH ?= 80 90
+# Tests at once, seconds a test may take, seconds a fuzzer runs.
+JOBS ?= 2
+TEST_S ?= 900
+FUZZ_S ?= 600
+T ?=
+
 VERSION = 0.1.0
-CPPFLAGS += -Ilib -D_GNU_SOURCE -include base/banned.h -DTW_VERSION='"$(VERSION)"' -DTW_PREFIX='"$(PREFIX)"'
+# What a build needs, as Debian names it, and a header by which each is known to be there.
+PACKAGES = git make gcc libc6-dev libcurl4-openssl-dev libarchive-dev libzstd-dev libpcre2-dev \
+	libutf8proc-dev libjsmn-dev
+HEADERS = stdio.h curl/curl.h archive.h zstd.h pcre2.h utf8proc.h jsmn.h
+
+WARN = -Wall -Wextra -Wshadow -Wvla -Wno-unused-parameter -Wstrict-prototypes
+ALL_CPPFLAGS = -Ilib -D_GNU_SOURCE -DTW_VERSION='"$(VERSION)"' -include base/banned.h $(CPPFLAGS)
 ALL_CFLAGS = -std=c11 $(OPT) $(WARN) -ffp-contract=off -fno-math-errno -pthread -fPIC $(CFLAGS)
 LIBS = -lpcre2-8 -lutf8proc -larchive -lcurl -lzstd -ldl -lm -pthread
+NVCCFLAGS = -O3 -std=c++17 -Ilib -Ikernels -Xcompiler -fPIC --fmad=true \
+	$(foreach a,$(CUDA_ARCH),-gencode arch=compute_$a,code=sm_$a)
 
+# In tests/unit: ref*.c and help_*.c are linked into the programs that call them, inject.c is
+# preloaded into commands, golden-*.c are programs that need cases to run on; each other file is a
+# test program.
 LIB_SRC := $(wildcard lib/*/*.c lib/*/*/*.c)
 CMD_SRC := $(wildcard cmd/tw-*.c)
-UNIT_SRC := $(wildcard tests/unit/*.c)
-LIB_OBJ := $(LIB_SRC:%.c=$B/%.o)
+CU_SRC := $(wildcard kernels/*.cu)
+HELP_SRC := $(wildcard tests/unit/ref*.c tests/unit/help_*.c)
+GOLDEN_SRC := $(wildcard tests/unit/golden-*.c)
+UNIT_SRC := $(filter-out $(HELP_SRC) $(GOLDEN_SRC) tests/unit/inject.c,$(wildcard tests/unit/*.c))
+BENCH_SRC := $(wildcard tests/bench/*.c)
+FUZZ_SRC := $(wildcard tests/fuzz/*.c)
+SH_ALL := $(sort $(wildcard tests/t[0-9]*.sh))
+SH_LONG := $(filter %.long.sh,$(SH_ALL))
+SH_GPU := $(filter %.gpu.sh,$(SH_ALL))
+SH_TEST := $(filter-out $(SH_LONG) $(SH_GPU),$(SH_ALL))
+
 CMDS := $(CMD_SRC:cmd/%.c=$B/bin/%)
 UNITS := $(UNIT_SRC:tests/unit/%.c=$B/tests/%)
+GOLDEN := $(GOLDEN_SRC:tests/unit/%.c=$B/tests/%)
+BENCH := $(BENCH_SRC:tests/bench/%.c=$B/bench/%)
+FUZZ := $(FUZZ_SRC:tests/fuzz/%.c=$B/fuzz/%)
+INJECT := $(patsubst tests/unit/%.c,$B/tests/%.so,$(wildcard tests/unit/inject.c))
+CUDA_LIB := $(if $(filter-out 0,$(CUDA)),$(if $(CU_SRC),$B/lib/libtw-cuda.so))
 
-all: $(CMDS)
-$B/libtw.a: $(LIB_OBJ)
+all: $(CMDS) $(CUDA_LIB)
+units: $(UNITS) $(GOLDEN) $(INJECT)
+
+$B/libtw.a: $(LIB_SRC:%.c=$B/%.o)
+	@rm -f $@
+	ar rcs $@ $^
+$B/libtest.a: $(HELP_SRC:%.c=$B/%.o)
 	@rm -f $@
 	ar rcs $@ $^
 $B/bin/%: $B/cmd/%.o $B/libtw.a
 	@mkdir -p $(@D)
 	$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(LIBS)
-$B/tests/%: $B/tests/unit/%.o $B/libtw.a
+$B/tests/%.so: tests/unit/%.c
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -O1 -D_GNU_SOURCE $(WARN) -fPIC -shared -o $@ $< -ldl
+$B/tests/%: $B/tests/unit/%.o $B/libtest.a $B/libtw.a
 	@mkdir -p $(@D)
 	$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(LIBS)
-$B/%.o: %.c
+$B/bench/%: $B/tests/bench/%.o $B/libtest.a $B/libtw.a
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(ALL_CFLAGS) -MMD -MP -c -o $@ $<
+	$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(LIBS)
+$B/fuzz/%: $B/tests/fuzz/%.o $B/libtw.a
+	@mkdir -p $(@D)
+	$(CC) $(ALL_CFLAGS) -fsanitize=fuzzer $(LDFLAGS) -o $@ $^ $(LIBS)
+# A source that needs flags of its own has them in FLAGS_path/of/file.c.
+$B/%.o: %.c $B/flags | $B/deps
+	@mkdir -p $(@D)
+	$(CC) $(ALL_CPPFLAGS) $(ALL_CFLAGS) $(FLAGS_$<) -MMD -MP -c -o $@ $<
+$B/lib/libtw-cuda.so: $(CU_SRC) $(wildcard kernels/*.h kernels/*.cuh lib/nn/*.h lib/base/*.h)
+	@mkdir -p $(@D)
+	$(NVCC) $(NVCCFLAGS) -shared -o $@ $(CU_SRC) -lcublasLt
 -include $(shell find $B -name '*.d' 2>/dev/null)
 
-units: $(UNITS)
+# Changes when the compiler or its flags do, so that everything is built again.
+$B/flags: FORCE
+	@mkdir -p $B
+	@echo '$(subst ','\'',$(CC) $(ALL_CPPFLAGS) $(ALL_CFLAGS))' | cmp -s - $@ || \
+	    echo '$(subst ','\'',$(CC) $(ALL_CPPFLAGS) $(ALL_CFLAGS))' >$@
+
+# Once a build folder: what is missing is installed where we may, or named.
+$B/deps:
+	@mkdir -p $B
+	@$(MAKE) -s --no-print-directory deps
+	@touch $@
+deps:
+	@if for h in $(HEADERS); do echo "#include <$$h>"; done | \
+	    sed 's/.*pcre2.h/#define PCRE2_CODE_UNIT_WIDTH 8\n&/' | \
+	    $(CC) -E -o /dev/null - 2>/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo 'installing: $(PACKAGES)'; \
+	    apt-get update -q && DEBIAN_FRONTEND=noninteractive \
+	        apt-get install -y -q --no-install-recommends $(PACKAGES); \
+	else \
+	    echo 'Some packages are missing. Run this, then make again:' >&2; \
+	    echo '    sudo apt-get install $(PACKAGES)' >&2; exit 1; \
+	fi
+
+demo: all
+	@sh examples/demo.sh
+
+# $(call run,scripts and programs); $(call pick,those) takes what T names of them.
+run = TW_BUILD='$(abspath $B)' TEST_S=$(TEST_S) JOBS=$(JOBS) \
+	sh tests/run.sh $1
+pick = $(if $(T),$(foreach t,$1,$(if $(filter $(subst *,%,$(T)),$(notdir $t) \
+	$(basename $(notdir $t))),$t)),$1)
+test: all units
+	@$(call run,$(call pick,$(UNITS) $(SH_TEST)))
+test-long: all units
+	@$(call run,$(call pick,$(SH_LONG)))
+test-gpu: all units
+	@TW_TEST_DEVICE=cuda $(call run,$(call pick,$(UNITS) $(SH_GPU)))
+
+SAN = -O1 -g -fsanitize=address,undefined -fno-omit-frame-pointer -fno-sanitize-recover=undefined
+asan:
+	@$(MAKE) --no-print-directory B=build-asan OPT='$(SAN)' CUDA=0 test
+
+FUZZ_SAN = -O1 -g -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
+fuzz:
+	@$(MAKE) --no-print-directory B=build-fuzz CC=clang OPT='$(FUZZ_SAN)' CUDA=0 fuzz-run
+fuzz-run: $(FUZZ)
+	@for f in $(call pick,$(FUZZ)); do n=$${f##*/}; mkdir -p $B/corpus/$$n $B/crash; \
+	    echo "fuzz $$n for $(FUZZ_S) s"; \
+	    $$f -max_total_time=$(FUZZ_S) -timeout=20 -rss_limit_mb=3000 -print_final_stats=1 \
+	        -verbosity=0 -artifact_prefix=$B/crash/$$n- $B/corpus/$$n tests/fuzz/corpus/$$n || exit 1; \
+	done
+
+bench: all $(BENCH)
+	@for s in $(sort $(wildcard tests/bench/*.sh)); do TW_BUILD='$(abspath $B)' sh $$s || exit 1; done
+
+man: all
+	@sh man/options.sh $B/bin
+
+INSTALL_DIRS = bin share/twinkle share/man/man1 share/man/man5 share/man/man7 lib/twinkle \
+	share/bash-completion/completions share/zsh/site-functions share/fish/vendor_completions.d
+D = $(DESTDIR)$(PREFIX)
+install: all
+	@mkdir -p $(addprefix $D/,$(INSTALL_DIRS))
+	cp $(CMDS) $D/bin/
+	$(if $(CUDA_LIB),cp $(CUDA_LIB) $D/lib/twinkle/)
+	$(if $(wildcard share/*),cp -R share/. $D/share/twinkle/)
+	for s in 1 5 7; do for f in man/*.$$s; do [ ! -f $$f ] || cp $$f $D/share/man/man$$s/; done; done
+	cp completions/_tw $D/share/zsh/site-functions/
+	for c in $(notdir $(CMDS)); do \
+	    cp completions/tw.bash $D/share/bash-completion/completions/$$c; \
+	    cp completions/tw.fish $D/share/fish/vendor_completions.d/$$c.fish; done
+uninstall:
+	rm -f $(addprefix $D/bin/,$(notdir $(CMDS))) $D/share/zsh/site-functions/_tw
+	rm -f $(foreach c,$(notdir $(CMDS)),$D/share/bash-completion/completions/$c \
+	    $D/share/fish/vendor_completions.d/$c.fish)
+	rm -f $(foreach f,$(wildcard man/*.[157]),$D/share/man/man$(subst .,,$(suffix $f))/$(notdir $f))
+	rm -rf $D/share/twinkle $D/lib/twinkle
+
 clean:
 	rm -rf $B
-.PHONY: all units clean
+FORCE:
+.PHONY: all units demo test test-long test-gpu asan fuzz fuzz-run bench man install uninstall deps \
+	clean FORCE
 .SECONDARY:

@@ -131,29 +131,28 @@ void tw_progress_start(struct tw_progress *p, const char *what, const char *unit
 
 static void progress_print(struct tw_progress *p, double now, const char *extra)
 {
-    char a[32], b[32], line[512];
+    char a[32];
     double took = now - p->t0, rate = took > 0 ? (double)p->done / took : 0;
-    int n = snprintf(line, sizeof(line), "%s %s", p->what, tw_fmt_count(a, p->done));
-    size_t at = (size_t)n;
+    struct tw_buf line = {0};
 
-#define ADD(...) at += (size_t)snprintf(line + (at < 511 ? at : 511), at < 511 ? 512 - at : 1, __VA_ARGS__)
+    tw_buf_printf(&line, "%s %s", p->what, tw_fmt_count(a, p->done));
     if (p->total > 0)
-        ADD(" of %s", tw_fmt_count(b, p->total));
+        tw_buf_printf(&line, " of %s", tw_fmt_count(a, p->total));
     if (p->unit)
-        ADD(" %s", p->unit);
+        tw_buf_printf(&line, " %s", p->unit);
     if (p->total > 0)
-        ADD(" (%d %%)", (int)(100.0 * (double)p->done / (double)p->total));
-    ADD(rate < 10 ? " %.2f/s" : " %.0f/s", rate);
+        tw_buf_printf(&line, " (%d %%)", (int)(100.0 * (double)p->done / (double)p->total));
+    tw_buf_printf(&line, rate < 10 ? " %.2f/s" : " %.0f/s", rate);
     if (p->total > p->done && rate > 0)
-        ADD(", %s left", tw_fmt_time(a, (double)(p->total - p->done) / rate));
+        tw_buf_printf(&line, ", %s left", tw_fmt_time(a, (double)(p->total - p->done) / rate));
     if (extra)
-        ADD(", %s", extra);
-#undef ADD
+        tw_buf_printf(&line, ", %s", extra);
     if (talk.terminal)
-        fprintf(stderr, "\r\033[K%s: %s", talk.prog, line);
+        fprintf(stderr, "\r\033[K%s: %s", talk.prog, line.p);
     else
-        fprintf(stderr, "%s: %s\n", talk.prog, line);
+        fprintf(stderr, "%s: %s\n", talk.prog, line.p);
     fflush(stderr);
+    tw_buf_free(&line);
     p->shown = true;
     p->last = now;
 }
