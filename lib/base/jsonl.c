@@ -21,6 +21,7 @@ struct tw_jsonl {
     size_t limit;
     char *buf;
     size_t start, end, cap;     /* the bytes not consumed are buf[start..end) */
+    size_t fed;                 /* bytes of the first file that are in buf before it is opened */
     bool eof;
     uint64_t offset;            /* of buf[start] in the file */
     int64_t line;               /* of buf[start], 1-based */
@@ -72,6 +73,15 @@ struct tw_jsonl *tw_jsonl_open(char *const *paths, int n, struct tw_err *err)
 void tw_jsonl_limit(struct tw_jsonl *in, size_t max_line)
 {
     in->limit = max_line ? max_line : TW_JSONL_MAX;
+}
+
+void tw_jsonl_feed(struct tw_jsonl *in, struct tw_str head)
+{
+    in->cap = head.n + CHUNK;
+    in->buf = tw_xrealloc(in->buf, in->cap);
+    if (head.n)
+        memcpy(in->buf, head.p, head.n);
+    in->fed = head.n;
 }
 
 void tw_jsonl_replace(struct tw_jsonl *in, bool on)
@@ -146,7 +156,9 @@ static int open_next(struct tw_jsonl *in, struct tw_err *err)
     if (in->fd < 0)
         return tw_fail(err, in->name, 0, "cannot open: %s", strerror(errno));
     in->shape = START;
-    in->start = in->end = 0;
+    in->start = 0;
+    in->end = in->fed;
+    in->fed = 0;
     in->eof = false;
     in->offset = 0;
     in->line = 1;

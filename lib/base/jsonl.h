@@ -24,6 +24,9 @@ struct tw_jsonl;
  * cannot be opened (all are checked before the first record). PATHS must outlive the reader. */
 struct tw_jsonl *tw_jsonl_open(char *const *paths, int n, struct tw_err *err);
 void tw_jsonl_limit(struct tw_jsonl *in, size_t max_line);
+/* Bytes of the first file that were already read from its descriptor (a pipe whose kind was looked
+ * at); before the first record. */
+void tw_jsonl_feed(struct tw_jsonl *in, struct tw_str head);
 /* Bytes that are not UTF-8 become U+FFFD instead of an error. */
 void tw_jsonl_replace(struct tw_jsonl *in, bool on);
 /* 1 a record, 0 the end, -1 an error naming file:line. After a bad *line* (not a failed read) the
