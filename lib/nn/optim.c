@@ -1,0 +1,192 @@
+/* optim.c - AdamW and SGD over a list of parameters, and their moments as a file */
+#include "nn/optim_priv.h"
+#include "base/opt.h"
+#include <math.h>
+#include <stdlib.h>
+
+int tw_optim_parse(struct tw_optim_opts *o, const char *option, const char *text,
+        struct tw_err *err)
+{
+    struct tw_set set;
+
+    if (tw_set_parse(&set, option, text, err))
+        return -1;
+    o->beta1 = 0.9;
+    o->beta2 = 0.999;
+    o->eps = 1e-8;
+    o->momentum = 0;
+    if (tw_str_is(set.name, "adamw")) {
+        o->kind = TW_ADAMW;
+        if (tw_set_num(&set, "beta1", &o->beta1, 0, 0.9999999, err) < 0 ||
+                tw_set_num(&set, "beta2", &o->beta2, 0, 0.9999999, err) < 0 ||
+                tw_set_num(&set, "eps", &o->eps, 1e-30, 1, err) < 0)
+            return -1;
+        return tw_set_done(&set, err);
+    }
+    if (tw_str_is(set.name, "sgd")) {
+        o->kind = TW_SGD;
+        if (tw_set_num(&set, "momentum", &o->momentum, 0, 0.9999999, err) < 0)
+            return -1;
+        return tw_set_done(&set, err);
+    }
+    return tw_fail_code(err, TW_EMISUSE, option, 0,
+            "unknown optimizer '%.*s': known are adamw, sgd", (int)set.name.n, set.name.p);
+}
+
+void tw_optim_close(struct tw_optim *o)
+{
+    const struct tw_ops *ops;
+
+    if (!o)
+        return;
+    ops = tw_ops(o->dev);
+    for (int64_t i = 0; i < o->params->n; i++) {
+        if (o->m && o->m[i])
+            ops->free(o->dev, o->m[i]);
+        if (o->v && o->v[i])
+            ops->free(o->dev, o->v[i]);
+    }
+    if (o->sum)
+        ops->free(o->dev, o->sum);
+    if (o->scale)
+        ops->free(o->dev, o->scale);
+    free(o->m);
+    free(o->v);
+    free(o);
+}
+
+struct tw_optim *tw_optim_open(struct tw_dev *dev, const struct tw_params *params, bool rows,
+        const struct tw_optim_opts *opts, struct tw_err *err)
+{
+    const struct tw_ops *ops = tw_ops(dev);
+    struct tw_optim *o = tw_xcalloc(1, sizeof *o);
+    bool first = opts->kind == TW_ADAMW || opts->momentum > 0, second = opts->kind == TW_ADAMW;
+
+    o->dev = dev;
+    o->params = params;
+    o->rows = rows;
+    o->opts = *opts;
+    o->m = tw_xcalloc((size_t)params->n, sizeof *o->m);
+    o->v = tw_xcalloc((size_t)params->n, sizeof *o->v);
+    if (!(o->sum = ops->alloc(dev, sizeof *o->sum, err)) ||
+            !(o->scale = ops->alloc(dev, sizeof *o->scale, err)))
+        goto fail;
+    for (int64_t i = 0; i < params->n; i++) {
+        size_t bytes = (size_t)params->p[i].n * sizeof(float);
+
+        if (first && !(o->m[i] = ops->alloc(dev, bytes, err)))
+            goto fail;
+        if (second && !(o->v[i] = ops->alloc(dev, bytes, err)))
+            goto fail;
+    }
+    return o;
+fail:
+    tw_optim_close(o);
+    return NULL;
+}
+
+int64_t tw_optim_updates(const struct tw_optim *o)
+{
+    return o->updates;
+}
+
+static bool decays(const struct tw_optim *o, const struct tw_param *p)
+{
+    return o->opts.decay_all || p->matrix;
+}
+
+void tw_optim_groups(const struct tw_optim *o, int64_t n[2], int64_t elems[2])
+{
+    n[0] = n[1] = elems[0] = elems[1] = 0;
+    for (int64_t i = 0; i < o->params->n; i++) {
+        const struct tw_param *p = &o->params->p[i];
+        int g = decays(o, p) ? 0 : 1;
+
+        n[g]++;
+        elems[g] += p->w.rows * p->w.cols;
+    }
+}
+
+/* The sum of squares of N floats at X, on the host; *OUT is not finite when any of them is not. */
+static int sum_of(struct tw_optim *o, const float *x, int64_t n, double *out, struct tw_err *err)
+{
+    const struct tw_ops *ops = tw_ops(o->dev);
+
+    ops->zero(o->dev, o->sum, sizeof *o->sum);
+    ops->sumsq(o->dev, o->sum, x, n);
+    if (ops->sync(o->dev, err))
+        return -1;
+    ops->get(o->dev, out, o->sum, sizeof *out);
+    return 0;
+}
+
+const char *tw_optim_bad_weight(struct tw_optim *o, struct tw_err *err)
+{
+    for (int64_t i = 0; i < o->params->n; i++) {
+        const struct tw_param *p = &o->params->p[i];
+        double sum;
+
+        if (sum_of(o, p->w.data, p->n, &sum, err) || !isfinite(sum))
+            return p->name;
+    }
+    return NULL;
+}
+
+static const char *bad_gradient(struct tw_optim *o, struct tw_err *err)
+{
+    for (int64_t i = 0; i < o->params->n; i++) {
+        double sum;
+
+        if (sum_of(o, o->params->p[i].g, o->params->p[i].n, &sum, err) || !isfinite(sum))
+            return o->params->p[i].name;
+    }
+    return NULL;
+}
+
+static void update(struct tw_optim *o, int64_t i, double lr)
+{
+    const struct tw_ops *ops = tw_ops(o->dev);
+    const struct tw_param *p = &o->params->p[i];
+    double t = (double)o->updates, decay = decays(o, p) ? o->opts.decay : 0;
+
+    if (o->opts.kind == TW_SGD) {
+        ops->sgd(o->dev, p->w.data, p->g, o->m[i], p->n, (float)lr, (float)o->opts.momentum,
+                (float)decay, o->scale);
+        return;
+    }
+    ops->adamw(o->dev, p->w.data, p->g, o->m[i], o->v[i], p->n,
+            &(struct tw_adamw){ .lr = (float)lr, .beta1 = (float)o->opts.beta1,
+                    .beta2 = (float)o->opts.beta2, .eps = (float)o->opts.eps,
+                    .decay = (float)decay, .bias1 = (float)(1 - pow(o->opts.beta1, t)),
+                    .bias2 = (float)(1 - pow(o->opts.beta2, t)) },
+            o->scale);
+}
+
+int tw_optim_step(struct tw_optim *o, double lr, double clip, struct tw_optim_report *r,
+        struct tw_err *err)
+{
+    const struct tw_ops *ops = tw_ops(o->dev);
+    double sum;
+
+    *r = (struct tw_optim_report){ 0 };
+    tw_params_join(o->dev, o->params);
+    ops->zero(o->dev, o->sum, sizeof *o->sum);
+    for (int64_t i = 0; i < o->params->n; i++)
+        ops->sumsq(o->dev, o->sum, o->params->p[i].g, o->params->p[i].n);
+    if (ops->sync(o->dev, err))
+        return -1;
+    ops->get(o->dev, &sum, o->sum, sizeof sum);
+    r->norm = sqrt(sum);
+    if (!isfinite(sum)) {
+        r->skipped = true;
+        r->bad = bad_gradient(o, err);
+    } else {
+        o->updates++;
+        ops->clip(o->dev, o->scale, o->sum, (float)clip);
+        for (int64_t i = 0; i < o->params->n; i++)
+            update(o, i, lr);
+        tw_params_updated(o->dev, o->params);
+    }
+    tw_params_zero(o->dev, o->params);
+    return ops->sync(o->dev, err);
+}

@@ -1,0 +1,210 @@
+/* optim_file.c - an optimiser's moments, or its f32 weights, as a safetensors file of row-major
+ * tensors. */
+#include "nn/optim_priv.h"
+#include <stdlib.h>
+
+#define CHUNK ((int64_t)1 << 20)    /* elements moved between device and host at once */
+
+/* The tensors of a file: `prefix` and the data of parameter i. */
+struct part {
+    const char *prefix;
+    float **data;                   /* NULL: the weights themselves */
+};
+
+static int parts_of(const struct tw_optim *o, bool weights, struct part part[2])
+{
+    int n = 0;
+
+    if (weights) {
+        part[0] = (struct part){ "", NULL };
+        return 1;
+    }
+    if (o->params->n && o->m[0])
+        part[n++] = (struct part){ "exp_avg.", o->m };
+    if (o->params->n && o->v[0])
+        part[n++] = (struct part){ "exp_avg_sq.", o->v };
+    return n;
+}
+
+/* Does parameter P lie row after row on the device? A vector does, and all of an adapter. */
+static bool plain(const struct tw_optim *o, const struct tw_param *p)
+{
+    return o->rows || p->w.rows == 1;
+}
+
+static struct tw_mat mat_of(const struct tw_param *p, float *data)
+{
+    return (struct tw_mat){ .data = data ? data : p->w.data, .dtype = TW_F32, .rows = p->w.rows,
+        .cols = p->w.cols };
+}
+
+static void fetch(const struct tw_optim *o, const struct tw_param *p, float *data, int64_t row,
+        int64_t n, float *host)
+{
+    struct tw_mat m = mat_of(p, data);
+
+    if (plain(o, p))
+        tw_ops(o->dev)->get(o->dev, host, (float *)m.data + row * m.cols,
+                (size_t)(n * m.cols) * sizeof(float));
+    else
+        tw_ops(o->dev)->mat_get(o->dev, host, &m, row, n);
+}
+
+static void store(const struct tw_optim *o, const struct tw_param *p, float *data, int64_t row,
+        int64_t n, const float *host)
+{
+    struct tw_mat m = mat_of(p, data);
+
+    if (plain(o, p))
+        tw_ops(o->dev)->put(o->dev, (float *)m.data + row * m.cols, host,
+                (size_t)(n * m.cols) * sizeof(float));
+    else
+        tw_ops(o->dev)->mat_put(o->dev, &m, host, TW_F32, row, n);
+}
+
+static int64_t rows_at_once(const struct tw_param *p)
+{
+    int64_t n = CHUNK / (p->w.cols > 0 ? p->w.cols : 1);
+
+    return n < 1 ? 1 : n < p->w.rows ? n : p->w.rows;
+}
+
+static int write_tensor(struct tw_optim *o, struct tw_wout *out, const struct tw_param *p,
+        float *data, struct tw_err *err)
+{
+    int64_t step = rows_at_once(p);
+    float *host = tw_xreallocarray(NULL, (size_t)(step * p->w.cols), sizeof *host);
+    int ret = 0;
+
+    for (int64_t row = 0; !ret && row < p->w.rows; row += step) {
+        int64_t n = p->w.rows - row < step ? p->w.rows - row : step;
+
+        fetch(o, p, data, row, n, host);
+        ret = tw_wout_put(out, host, TW_F32, n * p->w.cols, err);
+    }
+    free(host);
+    return ret;
+}
+
+static int write_file(struct tw_optim *o, bool weights, const char *path, struct tw_err *err)
+{
+    struct part part[2];
+    int np = parts_of(o, weights, part);
+    int64_t n = o->params->n, i, ndecl = np * n;
+    struct tw_arena a = { 0 };
+    struct tw_wdecl *decl = tw_arena_alloc(&a, (size_t)ndecl * sizeof *decl);
+    struct tw_wout *out;
+    int ret = -1;
+
+    for (i = 0; i < ndecl; i++) {
+        const struct tw_param *p = &o->params->p[i % n];
+
+        decl[i] = (struct tw_wdecl){ .dtype = TW_F32, .ndim = 2, .dim = { p->w.rows, p->w.cols },
+            .name = tw_arena_printf(&a, "%s%s", part[i / n].prefix, p->name) };
+    }
+    if (!(out = tw_wout_open(path, decl, ndecl, err)))
+        goto out;
+    while ((i = tw_wout_next(out)) >= 0) {
+        float **data = part[i / n].data;
+
+        if (write_tensor(o, out, &o->params->p[i % n], data ? data[i % n] : NULL, err)) {
+            tw_wout_abort(out);
+            goto out;
+        }
+    }
+    ret = tw_wout_commit(out, err);
+out:
+    tw_arena_free(&a);
+    return ret;
+}
+
+static int read_tensor(struct tw_optim *o, const struct tw_wtensor *t, const struct tw_param *p,
+        float *data, struct tw_err *err)
+{
+    int64_t step = rows_at_once(p);
+    float *host = tw_xreallocarray(NULL, (size_t)(step * p->w.cols), sizeof *host);
+    int ret = 0;
+
+    for (int64_t row = 0; !ret && row < p->w.rows; row += step) {
+        int64_t n = p->w.rows - row < step ? p->w.rows - row : step;
+
+        ret = tw_weights_f32(t, row * p->w.cols, n * p->w.cols, host, err);
+        if (!ret)
+            store(o, p, data, row, n, host);
+    }
+    free(host);
+    return ret;
+}
+
+static int read_file(struct tw_optim *o, bool weights, const char *path, struct tw_err *err)
+{
+    struct part part[2];
+    int np = parts_of(o, weights, part), ret = -1;
+    int64_t n = o->params->n;
+    struct tw_weights w;
+    struct tw_arena a = { 0 };
+
+    if (!np)
+        return 0;
+    if (tw_weights_open(&w, path, err))
+        return -1;
+    if (w.n != np * n) {
+        tw_fail(err, path, 0, "holds %lld tensors, and this training has %lld", (long long)w.n,
+                (long long)(np * n));
+        goto out;
+    }
+    for (int64_t i = 0; i < np * n; i++) {
+        const struct tw_param *p = &o->params->p[i % n];
+        float **data = part[i / n].data;
+        char *name = tw_arena_printf(&a, "%s%s", part[i / n].prefix, p->name);
+        struct tw_wtensor *t = tw_weights_find(&w, tw_str(name));
+
+        if (!t || t->dtype != TW_F32 || t->ndim != 2 || t->dim[0] != p->w.rows ||
+                t->dim[1] != p->w.cols) {
+            tw_fail(err, path, 0, "%s: %s", name, t ? "has another shape" : "is missing");
+            goto out;
+        }
+        if (read_tensor(o, t, p, data ? data[i % n] : NULL, err))
+            goto out;
+    }
+    ret = tw_ops(o->dev)->sync(o->dev, err);
+out:
+    tw_weights_close(&w);
+    tw_arena_free(&a);
+    return ret;
+}
+
+int tw_optim_save(struct tw_optim *o, const char *path, struct tw_err *err)
+{
+    struct part part[2];
+
+    if (!parts_of(o, false, part))
+        return 0;
+    return write_file(o, false, path, err);
+}
+
+int tw_optim_load(struct tw_optim *o, const char *path, int64_t updates, struct tw_err *err)
+{
+    o->updates = updates;
+    return read_file(o, false, path, err);
+}
+
+int tw_optim_save_weights(struct tw_optim *o, const char *path, struct tw_err *err)
+{
+    return write_file(o, true, path, err);
+}
+
+int tw_optim_load_weights(struct tw_optim *o, const char *path, struct tw_err *err)
+{
+    if (read_file(o, true, path, err))
+        return -1;
+    tw_params_updated(o->dev, o->params);
+    return tw_ops(o->dev)->sync(o->dev, err);
+}
+
+size_t tw_optim_file_size(const struct tw_optim *o)
+{
+    struct part part[2];
+
+    return (size_t)parts_of(o, false, part) * (size_t)o->params->elems * sizeof(float);
+}
