@@ -22,6 +22,7 @@ struct tw_jsonl {
     char *buf;
     size_t start, end, cap;     /* the bytes not consumed are buf[start..end) */
     size_t fed;                 /* bytes of the first file that are in buf before it is opened */
+    int first_fd;               /* the first file, opened by the caller; -1: it was not */
     bool eof;
     uint64_t offset;            /* of buf[start] in the file */
     int64_t line;               /* of buf[start], 1-based */
@@ -64,7 +65,7 @@ struct tw_jsonl *tw_jsonl_open(char *const *paths, int n, struct tw_err *err)
     in = tw_xcalloc(1, sizeof(*in));
     in->path = paths;
     in->npath = n;
-    in->fd = -1;
+    in->fd = in->first_fd = -1;
     in->limit = TW_JSONL_MAX;
     in->name = name_of(paths[0]);
     return in;
@@ -82,6 +83,11 @@ void tw_jsonl_feed(struct tw_jsonl *in, struct tw_str head)
     if (head.n)
         memcpy(in->buf, head.p, head.n);
     in->fed = head.n;
+}
+
+void tw_jsonl_fd(struct tw_jsonl *in, int fd)
+{
+    in->first_fd = fd;
 }
 
 void tw_jsonl_replace(struct tw_jsonl *in, bool on)
@@ -109,6 +115,8 @@ void tw_jsonl_close(struct tw_jsonl *in)
         return;
     if (in->fd > 0)
         close(in->fd);
+    if (in->first_fd > 0)
+        close(in->first_fd);
     tw_arena_free(&in->arena);
     tw_buf_free(&in->fixed);
     free(in->buf);
@@ -152,7 +160,9 @@ static int open_next(struct tw_jsonl *in, struct tw_err *err)
     const char *path = in->path[in->at];
 
     in->name = name_of(path);
-    in->fd = strcmp(path, "-") ? open(path, O_RDONLY | O_CLOEXEC) : 0;
+    in->fd = in->first_fd >= 0 ? in->first_fd : strcmp(path, "-") ?
+            open(path, O_RDONLY | O_CLOEXEC) : 0;
+    in->first_fd = -1;
     if (in->fd < 0)
         return tw_fail(err, in->name, 0, "cannot open: %s", strerror(errno));
     in->shape = START;

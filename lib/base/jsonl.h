@@ -27,6 +27,9 @@ void tw_jsonl_limit(struct tw_jsonl *in, size_t max_line);
 /* Bytes of the first file that were already read from its descriptor (a pipe whose kind was looked
  * at); before the first record. */
 void tw_jsonl_feed(struct tw_jsonl *in, struct tw_str head);
+/* The first file is FD, opened by the caller (a named pipe opens only once); closed with the reader
+ * unless it is stdin. */
+void tw_jsonl_fd(struct tw_jsonl *in, int fd);
 /* Bytes that are not UTF-8 become U+FFFD instead of an error. */
 void tw_jsonl_replace(struct tw_jsonl *in, bool on);
 /* 1 a record, 0 the end, -1 an error naming file:line. After a bad *line* (not a failed read) the

@@ -93,7 +93,7 @@ static int write_file(struct tw_optim *o, bool weights, const char *path, struct
     int64_t n = o->params->n, i, ndecl = np * n;
     struct tw_arena a = { 0 };
     struct tw_wdecl *decl = tw_arena_alloc(&a, (size_t)ndecl * sizeof *decl);
-    struct tw_wout *out;
+    struct tw_wout *out = NULL;
     int ret = -1;
 
     for (i = 0; i < ndecl; i++) {
@@ -107,13 +107,13 @@ static int write_file(struct tw_optim *o, bool weights, const char *path, struct
     while ((i = tw_wout_next(out)) >= 0) {
         float **data = part[i / n].data;
 
-        if (write_tensor(o, out, &o->params->p[i % n], data ? data[i % n] : NULL, err)) {
-            tw_wout_abort(out);
+        if (write_tensor(o, out, &o->params->p[i % n], data ? data[i % n] : NULL, err))
             goto out;
-        }
     }
-    ret = tw_wout_commit(out, err);
+    if (!(ret = tw_wout_commit(out, err)))
+        out = NULL;
 out:
+    tw_wout_abort(out);
     tw_arena_free(&a);
     return ret;
 }

@@ -1,0 +1,56 @@
+/* engine.h - the verbs that training, sampling and serving are made of. A call names everything it
+ * works on: the adapter, the loss, the temperature and the scale travel with each sample, so there is
+ * no current adapter, and one call may hold samples of many. The loss is a plain sum over tokens;
+ * what divides it is in each sample's scale, and so the caller's business.
+ *
+ *     tw_engine_forward_backward(&e, sample, n, TW_DROPOUT, err);     gradients add up
+ *     tw_engine_optim_step(&e, optim, lr, clip, &report, err);        and are used up
+ */
+#ifndef TW_ENGINE_H
+#define TW_ENGINE_H
+#include "nn/loss.h"
+#include "nn/optim.h"
+
+struct tw_engine {
+    struct tw_model *model;         /* borrowed */
+    int64_t micro_tokens;           /* a pass takes at most so many, or one longer sequence */
+    bool recompute;
+    struct tw_arena arena;          /* of one pass */
+};
+
+struct tw_engine_sample {
+    const int32_t *token;           /* [n] */
+    const float *weight;            /* [n]; weight[i] is of predicting token[i]; NULL: all 1 */
+    int64_t n;
+    struct tw_adapter *adapter;     /* NULL: the base */
+    const struct tw_loss *loss;
+    double scale;                   /* of this sample's loss */
+    float temp;                     /* of the log-probabilities */
+    uint64_t key;                   /* names the sample for dropout */
+    bool tied;                      /* stays in one pass with the sample before it */
+    double sum;                     /* out: what it adds to the loss, scale included */
+    float *logp;                    /* out, when not NULL: [n], where weight is not 0; else 0 */
+};
+
+/* Passes over the samples in their order, in packed batches of whole samples, so that no result
+ * depends on where a batch is cut. FLAGS: TW_DROPOUT. */
+int tw_engine_forward_backward(struct tw_engine *e, struct tw_engine_sample *s, int64_t n,
+        unsigned flags, struct tw_err *err);
+/* The same without gradients and without dropout. */
+int tw_engine_score(struct tw_engine *e, struct tw_engine_sample *s, int64_t n,
+        struct tw_err *err);
+int tw_engine_optim_step(struct tw_engine *e, struct tw_optim *o, double lr, double clip,
+        struct tw_optim_report *r, struct tw_err *err);
+
+/* What a training holds in DIR: an adapter in PEFT's form or a whole model, with the optimiser's
+ * moments, and f32 weights where the model's file is less exact, in DIR/trainer. ADAPTER NULL: the
+ * model's own weights. BASE is the name of the base model that an adapter records. */
+int tw_engine_save(struct tw_engine *e, struct tw_adapter *adapter, struct tw_optim *o,
+        enum tw_dtype dtype, const char *base, const char *dir, struct tw_err *err);
+/* The optimiser's part of that, for a model or adapter that was opened from DIR. */
+int tw_engine_load(struct tw_engine *e, struct tw_optim *o, int64_t updates, const char *dir,
+        struct tw_err *err);
+
+void tw_engine_close(struct tw_engine *e);
+
+#endif
