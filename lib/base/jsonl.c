@@ -322,8 +322,8 @@ static int peek_token(struct tw_jsonl *in, struct tw_err *err)
     return c;
 }
 
-/* Finds the length of the array element at START: up to a ',' or ']' outside brackets and strings.
- * Leaves the checking of it to the parser. */
+/* Finds the length of the array element at START: to its closing bracket, or up to what stands
+ * behind a string or a word. Leaves the checking of it to the parser. */
 static int element_length(struct tw_jsonl *in, size_t *len, struct tw_err *err)
 {
     int64_t depth = 0;
@@ -347,6 +347,10 @@ static int element_length(struct tw_jsonl *in, size_t *len, struct tw_err *err)
                 return 0;
             }
             depth += (c == '{' || c == '[') - (c == '}' || c == ']');
+            if (depth == 0 && (c == '}' || c == ']')) {
+                *len = at + 1;
+                return 0;
+            }
         }
     }
     return c == -2 ? -1 : tw_fail(err, in->name, in->line, "unterminated array element %" PRId64,
