@@ -97,6 +97,7 @@ struct tw_adamw {
 
 struct tw_ops {
     const char *name;           /* "cpu", "cuda", "count" */
+    bool low_act;               /* activations are in the dtype of the products; else F32 */
 
     /* Memory. put/get copy between host and device and are complete on return. */
     void *(*alloc)(struct tw_dev *d, size_t bytes, struct tw_err *err); /* 64-byte aligned, zeroed */
@@ -193,6 +194,8 @@ struct tw_ops {
             const struct tw_adamw *p, const float *scale);
     void (*sgd)(struct tw_dev *d, float *w, const float *g, float *m, int64_t n, float lr,
             float momentum, float decay, const float *scale);   /* m NULL when momentum is 0 */
+
+    void (*close)(struct tw_dev *d);    /* what tw_dev_close() calls */
 };
 
 struct tw_dev_head {

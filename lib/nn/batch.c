@@ -1,0 +1,104 @@
+/* batch.c - sequences to one packed batch */
+#include "nn/batch.h"
+#include "base/rng.h"
+#include "nn/state.h"
+
+static int check_seq(const struct tw_model *m, const struct tw_seq *s, int64_t i,
+        struct tw_err *err)
+{
+    if (s->n < 1)
+        return tw_fail(err, NULL, 0, "sequence %lld of the batch is empty", (long long)i);
+    if (s->adapter && s->adapter->m != m)
+        return tw_fail(err, NULL, 0, "sequence %lld uses an adapter of another model",
+                (long long)i);
+    for (int64_t k = 0; k < s->n; k++)
+        if (s->token[k] < 0 || s->token[k] >= m->cfg.V)
+            return tw_fail(err, NULL, 0, "token %lld of sequence %lld is %d: the model has ids 0 "
+                    "to %lld", (long long)k, (long long)i, s->token[k],
+                    (long long)m->cfg.V - 1);
+    return 0;
+}
+
+/* The dropout key of a token depends on the sample and the position alone: not on the batch. */
+static uint64_t drop_key(uint64_t key, int64_t pos)
+{
+    return tw_rand64(key, 0x64726f70, (uint64_t)pos);
+}
+
+static void fill_seq(struct tw_batch *b, int64_t i, int64_t past)
+{
+    const struct tw_seq *s = &b->seq[i];
+    int64_t t0 = b->t0[i];
+
+    memcpy(b->id + t0, s->token, (size_t)s->n * sizeof *b->id);
+    for (int64_t k = 0; k < s->n; k++)
+        b->pos[t0 + k] = (int32_t)(past + k);
+    for (int64_t k = 0; b->drop && k < s->n; k++)
+        b->drop[t0 + k] = drop_key(s->key, past + k);
+    b->attn[i] = (struct tw_attn_seq){ .q0 = t0, .nq = s->n, .past = past };
+    if (past + s->n > b->end)
+        b->end = past + s->n;
+}
+
+static void add_span(struct tw_batch *b, int64_t i)
+{
+    struct tw_adapter *a = b->seq[i].adapter;
+    struct tw_span *last = b->nspan ? &b->span[b->nspan - 1] : NULL;
+
+    if (!a)
+        return;
+    if (a->max_r > b->max_r)
+        b->max_r = a->max_r;
+    if (last && last->a == a && last->t1 == b->t0[i])
+        last->t1 = b->t0[i + 1];
+    else
+        b->span[b->nspan++] = (struct tw_span){ b->t0[i], b->t0[i + 1], a };
+}
+
+static int check_length(const struct tw_model *m, const struct tw_batch *b, struct tw_err *err)
+{
+    if (b->end > INT32_MAX)
+        return tw_fail(err, NULL, 0, "a sequence has %lld tokens: too many", (long long)b->end);
+    if (m->cfg.rope.type == TW_ROPE_DYNAMIC && b->end > m->cfg.max_positions)
+        return tw_fail(err, NULL, 0, "a sequence has %lld tokens: with rope_type dynamic at most "
+                "max_position_embeddings, %lld, are supported", (long long)b->end,
+                (long long)m->cfg.max_positions);
+    return 0;
+}
+
+static bool wants_dropout(const struct tw_seq *seq, int64_t nseq)
+{
+    for (int64_t i = 0; i < nseq; i++)
+        if (seq[i].adapter && seq[i].adapter->dropout > 0)
+            return true;
+    return false;
+}
+
+int tw_batch_pack(struct tw_batch *b, struct tw_model *m, const struct tw_seq *seq, int64_t nseq,
+        unsigned flags, struct tw_arena *a, struct tw_err *err)
+{
+    size_t n = (size_t)nseq, T;
+
+    *b = (struct tw_batch){ .seq = seq, .nseq = nseq };
+    b->t0 = tw_arena_alloc(a, (n + 1) * sizeof *b->t0);
+    for (int64_t i = 0; i < nseq; i++) {
+        if (check_seq(m, &seq[i], i, err))
+            return -1;
+        b->t0[i + 1] = b->t0[i] + seq[i].n;
+    }
+    b->T = b->t0[nseq];
+    if (b->T > INT32_MAX)
+        return tw_fail(err, NULL, 0, "a batch of %lld tokens is too large", (long long)b->T);
+    T = (size_t)b->T;
+    b->id = tw_arena_alloc(a, T * sizeof *b->id);
+    b->pos = tw_arena_alloc(a, T * sizeof *b->pos);
+    b->attn = tw_arena_alloc(a, n * sizeof *b->attn);
+    b->span = tw_arena_alloc(a, n * sizeof *b->span);
+    if ((flags & TW_DROPOUT) && wants_dropout(seq, nseq))
+        b->drop = tw_arena_alloc(a, T * sizeof *b->drop);
+    for (int64_t i = 0; i < nseq; i++) {
+        fill_seq(b, i, seq[i].state ? tw_state_len(seq[i].state) : 0);
+        add_span(b, i);
+    }
+    return check_length(m, b, err);
+}

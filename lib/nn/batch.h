@@ -1,0 +1,29 @@
+/* batch.h - a packed batch: [T] tokens of several sequences, end to end, without padding */
+#ifndef TW_BATCH_H
+#define TW_BATCH_H
+#include "nn/model_priv.h"
+
+/* Adjacent sequences of one adapter. */
+struct tw_span {
+    int64_t t0, t1;
+    struct tw_adapter *a;
+};
+
+struct tw_batch {
+    const struct tw_seq *seq;   /* borrowed */
+    int64_t nseq, T, nspan;
+    int64_t *t0;                /* [nseq + 1] first row of each sequence */
+    int64_t end;                /* one more than the largest position */
+    int64_t max_r;              /* of the adapters in it; 0: none */
+    int32_t *id, *pos;          /* (host) [T] */
+    uint64_t *drop;             /* (host) [T]; NULL: no dropout */
+    struct tw_span *span;
+    struct tw_attn_seq *attn;   /* [nseq] */
+    bool states;                /* the sequences have decode states */
+};
+
+/* Checks and packs NSEQ sequences. Everything lives in A. FLAGS: TW_DROPOUT. */
+int tw_batch_pack(struct tw_batch *b, struct tw_model *m, const struct tw_seq *seq, int64_t nseq,
+        unsigned flags, struct tw_arena *a, struct tw_err *err);
+
+#endif

@@ -1,0 +1,47 @@
+/* config.h - a model's config.json, normalised: the spellings of all releases give one struct. A key
+ * that nobody claims, or a value whose maths is not known, is an error that names it. */
+#ifndef TW_CONFIG_H
+#define TW_CONFIG_H
+#include "base/json.h"
+#include "nn/ops.h"
+
+enum tw_rope_type { TW_ROPE_DEFAULT, TW_ROPE_LINEAR, TW_ROPE_DYNAMIC, TW_ROPE_LLAMA3, TW_ROPE_YARN };
+
+struct tw_rope_conf {
+    enum tw_rope_type type;
+    double theta, factor, partial;      /* partial: the rotated share of a head, 1 by default */
+    int64_t orig;                       /* original_max_position_embeddings */
+    double low, high;                   /* llama3: low_freq_factor, high_freq_factor */
+    double beta_fast, beta_slow;        /* yarn */
+    double attention_factor, mscale, mscale_all_dim;    /* yarn; 0: not given */
+    bool truncate;
+};
+
+struct tw_config {
+    struct tw_arena arena;              /* holds the text and the values below */
+    const char *path;                   /* for messages; in the arena */
+    const struct tw_json *root, *text;  /* the file, and its text_config (or the file again) */
+    const struct tw_family *family;
+    int64_t V, D, L, I, nh, nkv, hd, max_positions;
+    double eps, init_range;
+    int act;                            /* enum tw_act */
+    bool tied;                          /* as the file says; the loader has the last word */
+    bool attention_bias, mlp_bias;
+    bool use_window;
+    int64_t window, max_window_layers;
+    int64_t *layer_window;              /* [L] of attention; 0: all */
+    struct tw_rope_conf rope;
+};
+
+/* Reads PATH and finds the family. On failure nothing is to be freed. */
+int tw_config_read(struct tw_config *c, const char *path, struct tw_err *err);
+void tw_config_free(struct tw_config *c);
+
+/* config_rope.c: RoPE settings from the text object, whichever way they are spelt. */
+int tw_config_rope(struct tw_config *c, struct tw_err *err);
+/* Angles of positions [p0, p0 + n): cos and sin [n, rot / 2], times the attention factor. */
+void tw_rope_table(const struct tw_config *c, int64_t p0, int64_t n, float *cos, float *sin);
+/* The rotated width of a head. */
+int64_t tw_rope_width(const struct tw_config *c);
+
+#endif

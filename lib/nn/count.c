@@ -1,0 +1,309 @@
+/* count.c - the counting device: takes the layouts of another device, allocates nothing, computes
+ * nothing, and adds up floating-point operations (a multiply-add is two). Addresses it is given are
+ * never read. */
+#include "nn/ops.h"
+#include "base/mem.h"
+#include <stdlib.h>
+
+struct count {
+    struct tw_dev_head head;
+    const struct tw_dev *like;
+    struct tw_ops ops;
+};
+
+static void flops(struct tw_dev *d, double n)
+{
+    ((struct tw_dev_head *)d)->flops += n;
+}
+
+static const struct tw_dev *like(const struct tw_dev *d)
+{
+    return ((const struct count *)d)->like;
+}
+
+static void *c_alloc(struct tw_dev *d, size_t bytes, struct tw_err *err)
+{
+    return (void *)(uintptr_t)4096;
+}
+
+static void c_free(struct tw_dev *d, void *p)
+{
+}
+
+static void c_put(struct tw_dev *d, void *dst, const void *host, size_t bytes)
+{
+}
+
+static void c_get(struct tw_dev *d, void *host, const void *src, size_t bytes)
+{
+}
+
+static void c_copy(struct tw_dev *d, void *dst, const void *src, size_t bytes)
+{
+}
+
+static void c_zero(struct tw_dev *d, void *p, size_t bytes)
+{
+}
+
+static int c_sync(struct tw_dev *d, struct tw_err *err)
+{
+    return 0;
+}
+
+static int64_t c_mat_elems(const struct tw_dev *d, int64_t rows, int64_t cols, enum tw_dtype t)
+{
+    return tw_ops(like(d))->mat_elems(like(d), rows, cols, t);
+}
+
+static void c_mat_put(struct tw_dev *d, struct tw_mat *m, const void *host, enum tw_dtype from,
+        int64_t row, int64_t n)
+{
+}
+
+static void c_mat_get(struct tw_dev *d, float *host, const struct tw_mat *m, int64_t row, int64_t n)
+{
+}
+
+static void c_mat_cast(struct tw_dev *d, struct tw_mat *bf16, const struct tw_mat *f32)
+{
+}
+
+static void c_embed(struct tw_dev *d, struct tw_tensor *y, const struct tw_mat *w,
+        const int32_t *id)
+{
+}
+
+static void c_embed_bwd(struct tw_dev *d, struct tw_mat *dw, const struct tw_tensor *dy,
+        const int32_t *id)
+{
+    flops(d, (double)dy->rows * (double)dy->cols);
+}
+
+static void c_rmsnorm(struct tw_dev *d, struct tw_tensor *y, float *rstd,
+        const struct tw_tensor *x, const float *w, int64_t n, float eps, float off)
+{
+    flops(d, 4.0 * (double)x->rows * (double)x->cols);
+}
+
+static void c_rmsnorm_bwd(struct tw_dev *d, struct tw_tensor *dx, bool add, float *dw,
+        const struct tw_tensor *dy, const struct tw_tensor *x, const float *w, int64_t n,
+        const float *rstd, float off)
+{
+    flops(d, 8.0 * (double)x->rows * (double)x->cols);
+}
+
+static double product(const struct tw_tensor *t, int64_t out, int64_t in)
+{
+    return 2.0 * (double)t->rows * (double)out * (double)in;
+}
+
+static void c_linear(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor *x,
+        const struct tw_mat *w, const float *bias, const struct tw_tensor *res)
+{
+    flops(d, product(x, w->rows, w->cols));
+}
+
+static void c_linear_dx(struct tw_dev *d, struct tw_tensor *dx, bool add,
+        const struct tw_tensor *dy, const struct tw_mat *w)
+{
+    flops(d, product(dy, w->rows, w->cols));
+}
+
+static void c_linear_dw(struct tw_dev *d, struct tw_mat *dw, float *dbias,
+        const struct tw_tensor *dy, const struct tw_tensor *x)
+{
+    flops(d, product(dy, dw->rows, dw->cols));
+}
+
+static double lora_flops(const struct tw_lora_ctx *c, int64_t in, int64_t out)
+{
+    double n = 0;
+
+    for (int64_t i = 0; i < c->nrun; i++)
+        n += 2.0 * (double)(c->run[i].t1 - c->run[i].t0) * (double)c->run[i].r *
+             (double)(in + out);
+    return n;
+}
+
+static void c_lora(struct tw_dev *d, struct tw_tensor *y, struct tw_tensor *h,
+        const struct tw_tensor *x, const struct tw_lora_ctx *c)
+{
+    flops(d, lora_flops(c, x->cols, y->cols));
+}
+
+static void c_lora_bwd(struct tw_dev *d, struct tw_tensor *dx, struct tw_tensor *scratch,
+        const struct tw_tensor *dy, const struct tw_tensor *x, const struct tw_tensor *h,
+        const struct tw_lora_ctx *c)
+{
+    flops(d, 2 * lora_flops(c, x->cols, dy->cols));
+}
+
+static void c_rope(struct tw_dev *d, struct tw_tensor *x, int64_t nheads, int64_t hd,
+        const struct tw_rope *r, int sign)
+{
+    flops(d, 3.0 * (double)x->rows * (double)(nheads * r->rot));
+}
+
+/* Pairs of a query and a key it sees. */
+static double pairs(const struct tw_attn *a)
+{
+    double n = 0;
+
+    for (int64_t s = 0; s < a->nseq; s++) {
+        double nq = (double)a->seq[s].nq, past = (double)a->seq[s].past, w = (double)a->window;
+        double full = nq * past + nq * (nq + 1) / 2;
+
+        n += w > 0 && full > nq * w ? nq * w : full;
+    }
+    return n;
+}
+
+static void c_attn(struct tw_dev *d, struct tw_tensor *o, float *lse, const struct tw_tensor *q,
+        const struct tw_tensor *k, const struct tw_tensor *v, const struct tw_attn *a)
+{
+    flops(d, 4 * (double)(a->nh * a->hd) * pairs(a));
+}
+
+static void c_attn_bwd(struct tw_dev *d, struct tw_tensor *dq, struct tw_tensor *dk,
+        struct tw_tensor *dv, const struct tw_tensor *dout, const struct tw_tensor *o,
+        const float *lse, const struct tw_tensor *q, const struct tw_tensor *k,
+        const struct tw_tensor *v, const struct tw_attn *a)
+{
+    flops(d, 10 * (double)(a->nh * a->hd) * pairs(a));
+}
+
+static size_t c_kv_bytes(const struct tw_dev *d, int64_t nkv, int64_t hd)
+{
+    return tw_ops(like(d))->kv_bytes(like(d), nkv, hd);
+}
+
+static void c_kv_put(struct tw_dev *d, const struct tw_tensor *k, const struct tw_tensor *v,
+        const struct tw_attn *a)
+{
+}
+
+static void c_glu(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor *gate,
+        const struct tw_tensor *up, enum tw_act act)
+{
+    flops(d, 4.0 * (double)y->rows * (double)y->cols);
+}
+
+static void c_glu_bwd(struct tw_dev *d, struct tw_tensor *dgate, struct tw_tensor *dup,
+        const struct tw_tensor *dy, const struct tw_tensor *gate, const struct tw_tensor *up,
+        enum tw_act act)
+{
+    flops(d, 8.0 * (double)dy->rows * (double)dy->cols);
+}
+
+static void c_head(struct tw_dev *d, const struct tw_head *h)
+{
+    double n = 2.0 * (double)h->n * (double)h->w->rows * (double)h->w->cols;
+
+    flops(d, n * (1 + (h->coef != NULL) + (h->coef && h->dw)));
+}
+
+static size_t c_head_scratch(const struct tw_dev *d, int64_t n, int64_t V, int64_t D, bool bwd)
+{
+    return tw_ops(like(d))->head_scratch(like(d), n, V, D, bwd);
+}
+
+static void c_logits(struct tw_dev *d, float *logits, const struct tw_tensor *h,
+        const int32_t *row, int64_t n, const struct tw_mat *w)
+{
+    flops(d, 2.0 * (double)n * (double)w->rows * (double)w->cols);
+}
+
+static float c_pick(const struct tw_dev *d, const float *z, int64_t V, float temp, int32_t target)
+{
+    return tw_ops(like(d))->pick(like(d), z, V, temp, target);
+}
+
+static void c_add(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor *x)
+{
+    flops(d, (double)y->rows * (double)y->cols);
+}
+
+static void c_axpy(struct tw_dev *d, float *y, float a, const float *x, int64_t n)
+{
+    flops(d, 2.0 * (double)n);
+}
+
+static void c_sumsq(struct tw_dev *d, double *sum, const float *g, int64_t n)
+{
+    flops(d, 2.0 * (double)n);
+}
+
+static void c_clip(struct tw_dev *d, float *scale, const double *sum, float max)
+{
+}
+
+static void c_adamw(struct tw_dev *d, float *w, const float *g, float *m, float *v, int64_t n,
+        const struct tw_adamw *p, const float *scale)
+{
+    flops(d, 16.0 * (double)n);
+}
+
+static void c_sgd(struct tw_dev *d, float *w, const float *g, float *m, int64_t n, float lr,
+        float momentum, float decay, const float *scale)
+{
+    flops(d, 6.0 * (double)n);
+}
+
+static void c_close(struct tw_dev *d)
+{
+    free(d);
+}
+
+static const struct tw_ops table = {
+    .name = "count",
+    .alloc = c_alloc,
+    .free = c_free,
+    .put = c_put,
+    .get = c_get,
+    .copy = c_copy,
+    .zero = c_zero,
+    .sync = c_sync,
+    .mat_elems = c_mat_elems,
+    .mat_put = c_mat_put,
+    .mat_get = c_mat_get,
+    .mat_cast = c_mat_cast,
+    .embed = c_embed,
+    .embed_bwd = c_embed_bwd,
+    .rmsnorm = c_rmsnorm,
+    .rmsnorm_bwd = c_rmsnorm_bwd,
+    .linear = c_linear,
+    .linear_dx = c_linear_dx,
+    .linear_dw = c_linear_dw,
+    .lora = c_lora,
+    .lora_bwd = c_lora_bwd,
+    .rope = c_rope,
+    .attn = c_attn,
+    .attn_bwd = c_attn_bwd,
+    .kv_bytes = c_kv_bytes,
+    .kv_put = c_kv_put,
+    .glu = c_glu,
+    .glu_bwd = c_glu_bwd,
+    .head = c_head,
+    .head_scratch = c_head_scratch,
+    .logits = c_logits,
+    .pick = c_pick,
+    .add = c_add,
+    .axpy = c_axpy,
+    .sumsq = c_sumsq,
+    .clip = c_clip,
+    .adamw = c_adamw,
+    .sgd = c_sgd,
+    .close = c_close,
+};
+
+struct tw_dev *tw_count_open(const struct tw_dev *dev, struct tw_err *err)
+{
+    struct count *c = tw_xcalloc(1, sizeof *c);
+
+    c->ops = table;
+    c->ops.low_act = tw_ops(dev)->low_act;
+    c->head.ops = &c->ops;
+    c->like = dev;
+    return (struct tw_dev *)c;
+}

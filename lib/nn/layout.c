@@ -1,0 +1,177 @@
+/* layout.c - a family's table and a config to the list of weights, and their device memory */
+#include "nn/model_priv.h"
+#include <stdlib.h>
+
+static bool has_bias(const struct tw_config *c, enum tw_bias b)
+{
+    return b == TW_BIAS_YES || (b == TW_BIAS_ATTN && c->attention_bias) ||
+           (b == TW_BIAS_MLP && c->mlp_bias);
+}
+
+static char *tensor_name(const struct tw_model *m, const struct tw_tdef *d, int64_t layer,
+        const char *suffix)
+{
+    if (layer >= 0)
+        return tw_xasprintf("%slayers.%lld.%s%s", m->prefix, (long long)layer, d->name, suffix);
+    return tw_xasprintf("%s%s%s", d->slot == TW_S_HEAD ? "" : m->prefix, d->name, suffix);
+}
+
+/* Adds the weight of D (and its bias) at M->w[M->nw]. The list was sized by count_defs(). */
+static struct tw_weight *add_weight(struct tw_model *m, const struct tw_tdef *d, int64_t layer)
+{
+    struct tw_weight *w = &m->w[m->nw++], *b;
+    int64_t rows = tw_dim(&m->cfg, d->rows), cols = tw_dim(&m->cfg, d->cols);
+
+    *w = (struct tw_weight){ .name = tensor_name(m, d, layer, ".weight"), .def = d,
+        .layer = layer, .matrix = d->rows != TW_D1, .module = -1 };
+    w->w = (struct tw_mat){ .dtype = w->matrix ? m->opts.dtype : TW_F32, .rows = rows,
+        .cols = cols };
+    if (d->lora) {
+        const char *dot = strrchr(d->name, '.');
+        struct tw_module *mod = &m->module[m->nmodule];
+
+        w->module = m->nmodule++;
+        mod->kind = dot ? dot + 1 : d->name;
+        mod->w = w;
+        mod->path = tw_xasprintf("model.layers.%lld.%s", (long long)layer, d->name);
+    }
+    if (has_bias(&m->cfg, d->bias)) {
+        b = &m->w[m->nw++];
+        *b = (struct tw_weight){ .name = tensor_name(m, d, layer, ".bias"), .def = d,
+            .layer = layer, .is_bias = true, .module = -1,
+            .w = { .dtype = TW_F32, .rows = 1, .cols = rows } };
+        w->bias = b;
+    }
+    return w;
+}
+
+static int64_t count_defs(const struct tw_tdef *d, int64_t *lora)
+{
+    int64_t n = 0;
+
+    for (; d->name; d++) {
+        n++;
+        *lora += d->lora;
+    }
+    return n;
+}
+
+static void list_weights(struct tw_model *m)
+{
+    const struct tw_family *f = m->cfg.family;
+    const struct tw_tdef *d;
+    int64_t lora = 0, n = count_defs(f->layer, &lora), L = m->cfg.L, none = 0;
+
+    m->w = tw_xcalloc((size_t)(2 * (n * L + count_defs(f->global, &none))), sizeof *m->w);
+    m->module = tw_xcalloc((size_t)(lora * L), sizeof *m->module);
+    m->layer = tw_xcalloc((size_t)L, sizeof *m->layer);
+    for (d = f->global; d->name; d++)
+        if (d->slot == TW_S_EMBED)
+            m->global[d->slot] = add_weight(m, d, -1);
+    for (int64_t i = 0; i < L; i++) {
+        m->layer[i].m = m;
+        m->layer[i].index = i;
+        m->layer[i].window = m->cfg.layer_window[i];
+        for (d = f->layer; d->name; d++)
+            m->layer[i].w[d->slot] = add_weight(m, d, i);
+    }
+    for (d = f->global; d->name; d++)
+        if (d->slot != TW_S_EMBED && !(d->slot == TW_S_HEAD && m->tied))
+            m->global[d->slot] = add_weight(m, d, -1);
+}
+
+static size_t stored_bytes(const struct tw_model *m, const struct tw_weight *w, enum tw_dtype t)
+{
+    int64_t n = w->matrix ? m->ops->mat_elems(m->dev, w->w.rows, w->w.cols, t) : w->w.cols;
+
+    return (size_t)n * tw_dtype_size(t);
+}
+
+/* Weights in one block; with training, masters (where the products are not F32) behind them, and
+ * gradients in a block of their own. */
+static int take_memory(struct tw_model *m, struct tw_err *err)
+{
+    bool train = m->opts.train;
+
+    for (int64_t i = 0; i < m->nw; i++) {
+        const struct tw_weight *w = &m->w[i];
+        size_t f32 = stored_bytes(m, w, TW_F32);
+
+        tw_mem_add(&m->mem, stored_bytes(m, w, w->w.dtype));
+        if (train && w->w.dtype != TW_F32)
+            tw_mem_add(&m->mem, f32);
+        if (train)
+            tw_mem_add(&m->grads, f32);
+        if (train && m->tied && w == m->global[TW_S_EMBED])
+            tw_mem_add(&m->grads, f32);
+    }
+    if (tw_mem_alloc(&m->mem, m->dev, "the weights", err) ||
+        tw_mem_alloc(&m->grads, m->dev, "the gradients", err))
+        return -1;
+    for (int64_t i = 0; i < m->nw; i++) {
+        struct tw_weight *w = &m->w[i];
+        size_t f32 = stored_bytes(m, w, TW_F32);
+
+        w->w.data = tw_mem_take(&m->mem, stored_bytes(m, w, w->w.dtype));
+        w->master = w->dw = w->w;
+        w->dw.data = NULL;
+        w->dw.dtype = TW_F32;
+        if (train && w->w.dtype != TW_F32) {
+            w->master.data = tw_mem_take(&m->mem, f32);
+            w->master.dtype = TW_F32;
+        }
+        if (train)
+            w->dw.data = tw_mem_take(&m->grads, f32);
+        if (train && m->tied && w == m->global[TW_S_EMBED])
+            w->g2 = tw_mem_take(&m->grads, f32);
+    }
+    return 0;
+}
+
+static void list_params(struct tw_model *m)
+{
+    struct tw_params *ps = &m->params;
+
+    ps->p = tw_xcalloc((size_t)m->nw, sizeof *ps->p);
+    for (int64_t i = 0; i < m->nw; i++) {
+        struct tw_weight *w = &m->w[i];
+        struct tw_param *p = &ps->p[ps->n++];
+
+        p->name = w->name;
+        p->w = w->master;
+        p->g = w->dw.data;
+        p->g2 = w->g2;
+        p->matrix = w->matrix;
+        p->n = w->matrix ? m->ops->mat_elems(m->dev, w->w.rows, w->w.cols, TW_F32) : w->w.cols;
+        p->low = w->w.dtype != TW_F32 ? &w->w : NULL;
+        ps->elems += w->w.rows * w->w.cols;
+    }
+}
+
+static void fill_info(struct tw_model *m)
+{
+    struct tw_model_info *o = &m->info;
+    const struct tw_config *c = &m->cfg;
+
+    *o = (struct tw_model_info){ .family = c->family->name, .V = c->V, .D = c->D, .L = c->L,
+        .max_positions = c->max_positions, .tied = m->tied };
+    for (int64_t i = 0; i < m->nw; i++) {
+        const struct tw_weight *w = &m->w[i];
+        int64_t n = w->w.rows * w->w.cols;
+
+        o->params += n;
+        if (w->matrix && (w != m->global[TW_S_EMBED] || m->tied))
+            o->active_matmul += n;
+    }
+}
+
+int tw_model_layout(struct tw_model *m, struct tw_err *err)
+{
+    list_weights(m);
+    if (take_memory(m, err))
+        return -1;
+    if (m->opts.train)
+        list_params(m);
+    fill_info(m);
+    return 0;
+}

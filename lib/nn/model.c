@@ -1,0 +1,161 @@
+/* model.c - opening and closing a model */
+#include "nn/model_priv.h"
+#include "nn/state.h"
+#include "base/io.h"
+#include <stdlib.h>
+
+static const char *const prefixes[] = { "model.", "", "model.language_model.",
+    "language_model.model." };
+
+/* Where the backbone's tensors are, and whether there is a head of its own. Without one the model
+ * is tied whatever the config says: the checkpoint has the last word. */
+static int find_prefix(struct tw_model *m, struct tw_weights *file, struct tw_err *err)
+{
+    for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++) {
+        char *name = tw_xasprintf("%sembed_tokens.weight", prefixes[i]);
+        bool found = tw_weights_find(file, tw_str(name));
+
+        free(name);
+        if (!found)
+            continue;
+        m->prefix = prefixes[i];
+        if (!tw_weights_find(file, TW_STR_LIT("lm_head.weight")))
+            m->tied = true;
+        return 0;
+    }
+    return tw_fail(err, m->dir, 0, "the checkpoint has no tensor model.embed_tokens.weight");
+}
+
+static int read_config(struct tw_model *m, struct tw_err *err)
+{
+    char *path;
+    int ret;
+
+    if (m->opts.config_json)
+        return tw_config_read(&m->cfg, m->opts.config_json, err);
+    if (!m->dir)
+        return tw_fail(err, NULL, 0, "neither a model folder nor a config.json is given");
+    path = tw_path_join(m->dir, "config.json");
+    ret = tw_config_read(&m->cfg, path, err);
+    free(path);
+    return ret;
+}
+
+static int open_weights(struct tw_model *m, struct tw_err *err)
+{
+    struct tw_weights file = { 0 };
+    int ret = -1;
+
+    m->prefix = prefixes[0];
+    m->tied = m->cfg.tied;
+    if (m->opts.init_random)
+        return tw_model_layout(m, err) || tw_model_init_random(m, err) ? -1 : 0;
+    if (tw_weights_open(&file, m->dir, err))
+        return -1;
+    if (!find_prefix(m, &file, err) && !tw_model_layout(m, err) && !tw_model_load(m, &file, err))
+        ret = m->ops->sync(m->dev, err);
+    tw_weights_close(&file);
+    return ret;
+}
+
+static int check_opts(const struct tw_model *m, struct tw_err *err)
+{
+    if (m->opts.dtype != TW_F32 && m->opts.dtype != TW_BF16)
+        return tw_fail(err, NULL, 0, "models compute in F32 or BF16, not %s",
+                tw_dtype_name(m->opts.dtype));
+    if (m->opts.init_random && !m->opts.config_json && !m->dir)
+        return tw_fail(err, NULL, 0, "random weights need a config.json");
+    return 0;
+}
+
+struct tw_model *tw_model_open(const char *dir, struct tw_dev *dev, const struct tw_model_opts *o,
+        struct tw_err *err)
+{
+    struct tw_model *m = tw_xcalloc(1, sizeof *m);
+
+    m->dev = dev;
+    m->ops = tw_ops(dev);
+    m->opts = *o;
+    m->dir = dir ? tw_xstrdup(dir) : NULL;
+    m->act = m->ops->low_act ? o->dtype : TW_F32;
+    m->stack.dev = dev;
+    m->count = tw_count_open(dev, err);
+    if (!m->count || check_opts(m, err) || read_config(m, err) || open_weights(m, err)) {
+        tw_model_close(m);
+        return NULL;
+    }
+    m->opts.config_json = NULL;     /* borrowed; read */
+    tw_state_layout(m);
+    return m;
+}
+
+static void free_lists(struct tw_model *m)
+{
+    for (int64_t i = 0; i < m->nw; i++)
+        free(m->w[i].name);
+    for (int64_t i = 0; i < m->nmodule; i++)
+        free(m->module[i].path);
+    free(m->w);
+    free(m->module);
+    free(m->layer);
+    free(m->params.p);
+}
+
+void tw_model_close(struct tw_model *m)
+{
+    if (!m)
+        return;
+    tw_state_pool_free(m);
+    tw_stack_free(&m->stack);
+    tw_mem_free(&m->rope_mem);
+    tw_mem_free(&m->grads);
+    tw_mem_free(&m->mem);
+    free_lists(m);
+    if (m->count)
+        tw_dev_close(m->count);
+    tw_config_free(&m->cfg);
+    free(m->dir);
+    free(m);
+}
+
+struct tw_dev *tw_model_dev(const struct tw_model *m)
+{
+    return m->dev;
+}
+
+const struct tw_model_info *tw_model_info(const struct tw_model *m)
+{
+    return &m->info;
+}
+
+/* Tables grow to the next power of two: their values do not depend on how far they reach. */
+int tw_model_rope(struct tw_model *m, int64_t n, struct tw_err *err)
+{
+    struct tw_devmem mem = { 0 };
+    int64_t npos = 1024, half = tw_rope_width(&m->cfg) / 2;
+    size_t bytes;
+    float *cos, *sin;
+
+    if (n <= m->npos)
+        return 0;
+    while (npos < n)
+        npos *= 2;
+    bytes = (size_t)(npos * half) * sizeof *cos;
+    tw_mem_add(&mem, bytes);
+    tw_mem_add(&mem, bytes);
+    if (tw_mem_alloc(&mem, m->dev, "the table of positions", err))
+        return -1;
+    cos = tw_xmalloc(bytes);
+    sin = tw_xmalloc(bytes);
+    tw_rope_table(&m->cfg, 0, npos, cos, sin);
+    tw_mem_free(&m->rope_mem);
+    m->rope_mem = mem;
+    m->cos = tw_mem_take(&m->rope_mem, bytes);
+    m->sin = tw_mem_take(&m->rope_mem, bytes);
+    m->ops->put(m->dev, m->cos, cos, bytes);
+    m->ops->put(m->dev, m->sin, sin, bytes);
+    m->npos = npos;
+    free(cos);
+    free(sin);
+    return 0;
+}

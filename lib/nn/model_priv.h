@@ -1,0 +1,100 @@
+/* model_priv.h - what the files of the model share */
+#ifndef TW_MODEL_PRIV_H
+#define TW_MODEL_PRIV_H
+#include "nn/config.h"
+#include "nn/family.h"
+#include "nn/model.h"
+#include "nn/stack.h"
+
+/* A tensor of the checkpoint on the device. A matrix is in the device's layout; a vector is plain
+ * F32. With training, w of a BF16 model is a copy of master. */
+struct tw_weight {
+    char *name;                 /* "model.layers.0.self_attn.q_proj.weight" */
+    const struct tw_tdef *def;
+    int64_t layer;              /* -1: global */
+    bool matrix, is_bias;
+    struct tw_mat w;            /* what products read */
+    struct tw_mat master;       /* F32: what the optimiser updates and files hold; often w */
+    struct tw_mat dw;           /* gradient; data NULL: not trained */
+    float *g2;                  /* of a tied embedding: the look-up's part of the gradient */
+    struct tw_weight *bias;     /* NULL: none */
+    int64_t module;             /* index of a module that LoRA may adapt; -1: it may not */
+};
+
+struct tw_layer {
+    const struct tw_model *m;
+    int64_t index, window;
+    size_t kv_offset;           /* of this layer's keys and values in a block of a decode state */
+    struct tw_weight *w[TW_NSLOT];
+};
+
+/* A module that LoRA may adapt. */
+struct tw_module {
+    char *path;                 /* "model.layers.0.self_attn.q_proj" */
+    const char *kind;           /* "q_proj": the last component of path */
+    struct tw_weight *w;
+};
+
+struct tw_model {
+    struct tw_dev *dev;
+    const struct tw_ops *ops;
+    struct tw_config cfg;
+    struct tw_model_opts opts;
+    enum tw_dtype act;          /* of activations */
+    char *dir;                  /* NULL: none */
+    const char *prefix;         /* of backbone tensors in the file: "model." or "" */
+    bool tied;                  /* the embedding is the head */
+    struct tw_weight *w;        /* in file order: embedding, layers, norm, head; biases behind */
+    int64_t nw;
+    struct tw_weight *global[TW_NSLOT];
+    struct tw_layer *layer;
+    struct tw_module *module;
+    int64_t nmodule;
+    struct tw_devmem mem, grads;
+    struct tw_model_info info;
+    struct tw_params params;
+    struct tw_devmem rope_mem;
+    float *cos, *sin;           /* (dev) [npos, rot / 2] */
+    int64_t npos;
+    struct tw_stack stack;
+    struct tw_dev *count;       /* the counting device of dev */
+    size_t kv_block;            /* bytes of a block of a decode state */
+    struct tw_kv *kv_free;      /* blocks to be used again */
+};
+
+/* load.c */
+int tw_model_layout(struct tw_model *m, struct tw_err *err);
+int tw_model_load(struct tw_model *m, struct tw_weights *file, struct tw_err *err);
+int tw_model_init_random(struct tw_model *m, struct tw_err *err);
+/* Rows [row, row + n) of a weight as F32 on the host (a vector has one row), from the master. */
+void tw_weight_get(const struct tw_model *m, const struct tw_weight *w, int64_t row, int64_t n,
+        float *out);
+/* Angles for positions below N. */
+int tw_model_rope(struct tw_model *m, int64_t n, struct tw_err *err);
+
+/* One adapted module of an adapter; r 0: not adapted. */
+struct tw_lora {
+    int64_t r;
+    float scale;
+    double alpha;
+    float *a, *b, *da, *db;     /* (dev) */
+};
+
+struct tw_adapter {
+    struct tw_model *m;
+    struct tw_lora *lora;       /* [nmodule] */
+    int64_t r, max_r;
+    double alpha, dropout;
+    bool rslora, train;
+    char *targets;              /* JSON value of target_modules */
+    char *rank_pattern, *alpha_pattern;     /* JSON objects */
+    char *config;               /* the adapter_config.json it came from; NULL: made here */
+    int64_t adapted, elems;
+    struct tw_devmem mem, grads;
+    struct tw_params params;
+};
+/* Device memory for all modules whose r is set, and the parameter table. */
+int tw_adapter_alloc(struct tw_adapter *a, struct tw_err *err);
+double tw_lora_scale(int64_t r, double alpha, bool rslora);
+
+#endif

@@ -1,0 +1,241 @@
+/* pass.c - forward through the layers, the head, and back */
+#include "nn/pass.h"
+
+struct seg {                    /* one layer of the tape */
+    size_t mark;                /* the stack before its output */
+    struct tw_var *in, *out;
+    struct tw_op *last;         /* its newest note; NULL: to be replayed */
+};
+
+struct walk {
+    struct tw_pass *p;
+    struct tw_tape t;
+    struct tw_err *err;
+    bool counting, backward;
+    int64_t lo;                 /* the lowest layer that anything trained lies in or above */
+    struct seg *seg;            /* [L] */
+    struct tw_op *embed;
+    struct tw_tensor gx;        /* gradient of the residual stream, passed down the layers */
+};
+
+/* Below this layer nothing is trained, so nothing there needs to be kept or gone back through. */
+static int64_t lowest_trained(const struct tw_pass *p)
+{
+    const struct tw_model *m = p->m;
+    int64_t lo = m->cfg.L;
+
+    if (m->opts.train)
+        return 0;
+    for (int64_t i = 0; i < p->b.nspan; i++) {
+        const struct tw_adapter *a = p->b.span[i].a;
+
+        for (int64_t k = 0; a->train && k < m->nmodule; k++)
+            if (a->lora[k].r && m->module[k].w->layer < lo)
+                lo = m->module[k].w->layer;
+    }
+    return lo;
+}
+
+static void *upload(struct walk *w, const void *host, size_t n)
+{
+    void *p = tw_stack_take(w->t.st, n);
+
+    w->t.ops->put(w->t.dev, p, host, n);
+    return p;
+}
+
+static void start(struct walk *w)
+{
+    struct tw_model *m = w->p->m;
+    struct tw_batch *b = &w->p->b;
+    size_t T = (size_t)b->T;
+
+    w->t.rope = (struct tw_rope){ .cos = m->cos, .sin = m->sin, .rot = tw_rope_width(&m->cfg),
+        .pos = upload(w, b->pos, T * sizeof *b->pos) };
+    if (b->drop)
+        w->t.drop = upload(w, b->drop, T * sizeof *b->drop);
+    w->seg = tw_arena_alloc(&w->p->arena, (size_t)m->cfg.L * sizeof *w->seg);
+    if (w->backward)
+        w->gx = tw_stack_tensor(w->t.st, m->act, b->T, m->cfg.D);
+}
+
+/* Through the blocks of a layer. Without recording the residual stream is updated in place and the
+ * memory of each block is used again by the next. */
+static void layer_forward(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x,
+        struct tw_var *out)
+{
+    const struct tw_block *const *block = t->m->cfg.family->block;
+
+    for (int i = 0; i < TW_MAX_BLOCKS && block[i]; i++) {
+        bool last = i + 1 == TW_MAX_BLOCKS || !block[i + 1];
+        size_t top = t->st->top;
+        struct tw_var *y = last || !t->record ? out : tw_var_new(t, x->v.rows, x->v.cols);
+
+        block[i]->forward(t, l, x, y);
+        if (!t->record)
+            t->st->top = top;
+        x = y;
+    }
+}
+
+static struct tw_var *forward(struct walk *w)
+{
+    struct tw_model *m = w->p->m;
+    struct tw_tape *t = &w->t;
+    struct tw_var *x;
+    int32_t *id = upload(w, w->p->b.id, (size_t)w->p->b.T * sizeof *id);
+
+    t->record = w->backward && m->opts.train;
+    x = tw_t_embed(t, m->global[TW_S_EMBED], id);
+    w->embed = t->last;
+    for (int64_t i = 0; i < m->cfg.L; i++) {
+        struct seg *s = &w->seg[i];
+        bool keep = !(w->p->flags & TW_RECOMPUTE) || i == m->cfg.L - 1;
+        size_t top;
+
+        s->mark = t->st->top;
+        s->in = s->out = x;
+        t->last = NULL;
+        t->record = w->backward && i >= w->lo && keep;
+        if (w->backward && i >= w->lo)
+            s->out = tw_var_new(t, x->v.rows, x->v.cols);
+        top = t->st->top;
+        layer_forward(t, &m->layer[i], x, s->out);
+        s->last = t->last;
+        if (!t->record)
+            t->st->top = top;
+        x = s->out;
+    }
+    return x;
+}
+
+static int head(struct walk *w, struct tw_var *h)
+{
+    struct tw_model *m = w->p->m;
+    struct tw_tape *t = &w->t;
+    struct tw_rows *r = &w->p->rows;
+    struct tw_weight *hw = m->tied ? m->global[TW_S_EMBED] : m->global[TW_S_HEAD];
+    size_t n = (size_t)r->n, bytes = n * sizeof(float);
+    struct tw_head q = { .h = &h->v, .w = &hw->w, .n = r->n };
+    float *coef = NULL;
+    bool add;
+
+    q.row = upload(w, r->row, n * sizeof *r->row);
+    q.target = upload(w, r->target, n * sizeof *r->target);
+    q.temp = r->temp ? upload(w, r->temp, bytes) : NULL;
+    q.logp = tw_stack_take(t->st, bytes);
+    q.entropy = r->entropy ? tw_stack_take(t->st, bytes) : NULL;
+    if (w->backward)
+        coef = tw_stack_take(t->st, bytes);
+    if (!w->backward || r->coef_fn) {
+        t->ops->head(t->dev, &q);
+        if (r->coef_fn && !w->counting) {
+            t->ops->get(t->dev, r->logp, q.logp, bytes);
+            for (int64_t i = 0; i < r->n; i++)
+                r->user[i].logp = r->logp[i];
+            if (r->coef_fn(r->arg, r->user, r->n, w->err))
+                return -1;
+            for (int64_t i = 0; i < r->n; i++)
+                r->coef[i] = r->user[i].coef;
+        }
+    }
+    if (w->backward) {
+        t->ops->put(t->dev, coef, r->coef, bytes);
+        q.coef = coef;
+        q.dh = tw_var_grad(t, h, &add);
+        q.dw = hw->dw.data ? &hw->dw : NULL;
+        t->ops->head(t->dev, &q);
+    }
+    t->ops->get(t->dev, r->logp, q.logp, bytes);
+    if (q.entropy)
+        t->ops->get(t->dev, r->entropy, q.entropy, bytes);
+    return 0;
+}
+
+/* Down through layer I: its output's gradient is in gx, and its input's is there afterwards. */
+static void layer_back(struct walk *w, int64_t i)
+{
+    struct tw_tape *t = &w->t;
+    struct seg *s = &w->seg[i];
+
+    t->record = true;
+    t->last = s->last;
+    if (!s->last) {
+        t->known = s->out;
+        layer_forward(t, &t->m->layer[i], s->in, s->out);
+        t->known = NULL;
+    }
+    s->out->g = w->gx;
+    s->out->wrote = true;
+    tw_tape_back(t);
+    if (s->in->g.data != w->gx.data)
+        t->ops->copy(t->dev, w->gx.data, s->in->g.data,
+                (size_t)(w->gx.rows * w->gx.cols) * tw_dtype_size(w->gx.dtype));
+    t->st->top = s->mark;
+}
+
+static void back(struct walk *w, struct tw_var *x, size_t top)
+{
+    struct tw_tape *t = &w->t;
+
+    x->g = w->gx;
+    tw_tape_back(t);
+    t->st->top = top;
+    for (int64_t i = w->p->m->cfg.L - 1; i >= w->lo; i--)
+        layer_back(w, i);
+    if (w->embed) {
+        w->embed->y->g = w->gx;
+        t->last = w->embed;
+        tw_tape_back(t);
+    }
+}
+
+int tw_pass_run(struct tw_pass *p, struct tw_dev *dev, struct tw_stack *st, struct tw_err *err)
+{
+    struct tw_model *m = p->m;
+    struct walk w = { .p = p, .err = err, .counting = dev == m->count,
+        .backward = p->flags & TW_BACKWARD, .lo = lowest_trained(p),
+        .t = { .m = m, .dev = dev, .ops = tw_ops(dev), .st = st, .host = &p->arena, .b = &p->b } };
+    struct tw_var *x, *h;
+    size_t top;
+
+    start(&w);
+    x = forward(&w);
+    top = st->top;
+    w.t.last = NULL;
+    w.t.record = w.backward;
+    h = tw_t_norm(&w.t, x, m->global[TW_S_NORM_F], m->cfg.D);
+    if (p->decode) {
+        if (p->nwant)
+            w.t.ops->logits(dev, p->logits, &h->v, p->want, p->nwant,
+                    m->tied ? &m->global[TW_S_EMBED]->w : &m->global[TW_S_HEAD]->w);
+        return 0;
+    }
+    if (head(&w, h))
+        return -1;
+    if (w.backward)
+        back(&w, x, top);
+    return 0;
+}
+
+size_t tw_pass_count(struct tw_pass *p)
+{
+    struct tw_stack st = { .dev = p->m->count, .base = (char *)4096 };
+
+    tw_pass_run(p, p->m->count, &st, NULL);
+    return st.peak;
+}
+
+int tw_pass_do(struct tw_pass *p, struct tw_err *err)
+{
+    struct tw_model *m = p->m;
+    int ret;
+
+    if (tw_model_rope(m, p->b.end, err) || tw_stack_reserve(&m->stack, tw_pass_count(p), err))
+        return -1;
+    m->stack.top = 0;
+    ret = tw_pass_run(p, m->dev, &m->stack, err);
+    if (m->ops->sync(m->dev, err))
+        return -1;
+    return ret;
+}

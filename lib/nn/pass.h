@@ -1,0 +1,35 @@
+/* pass.h - one walk of a packed batch through the model, on the device or on the counting device */
+#ifndef TW_PASS_H
+#define TW_PASS_H
+#include "nn/tape.h"
+
+struct tw_rows {                /* what is asked of the head */
+    int64_t n;
+    int32_t *row, *target;      /* (host) [n] */
+    float *temp, *coef;         /* (host) [n]; temp NULL: all 1; coef NULL: none, or not known yet */
+    float *logp, *entropy;      /* (host) [n] out; entropy NULL: not wanted */
+    int (*coef_fn)(void *arg, struct tw_row *row, int64_t nrow, struct tw_err *err);
+    void *arg;
+    struct tw_row *user;        /* the caller's rows, for coef_fn */
+};
+
+struct tw_pass {
+    struct tw_model *m;
+    struct tw_batch b;
+    struct tw_rows rows;        /* a training or scoring pass */
+    const int32_t *want;        /* (host) decoding: rows whose logits are wanted */
+    int64_t nwant;
+    float *logits;              /* (host) [nwant, V] */
+    bool decode;
+    unsigned flags;
+    struct tw_arena arena;
+};
+
+/* The same calls for both: queues the pass on DEV with activations from ST. */
+int tw_pass_run(struct tw_pass *p, struct tw_dev *dev, struct tw_stack *st, struct tw_err *err);
+/* Counts the pass, makes room and runs it; returns the device's error. */
+int tw_pass_do(struct tw_pass *p, struct tw_err *err);
+/* Counts only: the peak of the stack; FLOPs add up in the counting device. */
+size_t tw_pass_count(struct tw_pass *p);
+
+#endif

@@ -1,0 +1,167 @@
+/* run.c - the two ways to use a pass: log-probabilities with gradients, and decoding */
+#include "nn/pass.h"
+#include "nn/state.h"
+#include <math.h>
+
+static int check_rows(const struct tw_batch *b, const struct tw_model *m, const struct tw_row *row,
+        int64_t nrow, struct tw_err *err)
+{
+    for (int64_t i = 0; i < nrow; i++) {
+        const struct tw_row *r = &row[i];
+
+        if (r->s < 0 || r->s >= b->nseq || r->at < 0 || r->at >= b->seq[r->s].n)
+            return tw_fail(err, NULL, 0, "row %lld asks for position %lld of sequence %lld, which "
+                    "is not in the batch", (long long)i, (long long)r->at, (long long)r->s);
+        if (i && (r->s < r[-1].s || (r->s == r[-1].s && r->at < r[-1].at)))
+            return tw_fail(err, NULL, 0, "row %lld is not in ascending order", (long long)i);
+        if (r->target < 0 || r->target >= m->cfg.V)
+            return tw_fail(err, NULL, 0, "row %lld: token %d is not one of the model's %lld",
+                    (long long)i, r->target, (long long)m->cfg.V);
+        if (!(r->temp > 0) || !isfinite(r->temp))
+            return tw_fail(err, NULL, 0, "row %lld: temperature %g is not above 0", (long long)i,
+                    (double)r->temp);
+    }
+    return 0;
+}
+
+static void pack_rows(struct tw_pass *p, struct tw_row *row, int64_t nrow)
+{
+    struct tw_rows *r = &p->rows;
+    struct tw_arena *a = &p->arena;
+    size_t n = (size_t)nrow;
+    bool temps = false;
+
+    r->n = nrow;
+    r->user = row;
+    r->row = tw_arena_alloc(a, n * sizeof *r->row);
+    r->target = tw_arena_alloc(a, n * sizeof *r->target);
+    r->logp = tw_arena_alloc(a, n * sizeof *r->logp);
+    r->coef = tw_arena_alloc(a, n * sizeof *r->coef);
+    if (p->flags & TW_ENTROPY)
+        r->entropy = tw_arena_alloc(a, n * sizeof *r->entropy);
+    for (int64_t i = 0; i < nrow; i++)
+        temps |= row[i].temp != 1;
+    if (temps)
+        r->temp = tw_arena_alloc(a, n * sizeof *r->temp);
+    for (int64_t i = 0; i < nrow; i++) {
+        r->row[i] = (int32_t)(p->b.t0[row[i].s] + row[i].at);
+        r->target[i] = row[i].target;
+        r->coef[i] = row[i].coef;
+        if (temps)
+            r->temp[i] = row[i].temp;
+    }
+}
+
+static int run(struct tw_pass *p, const struct tw_seq *seq, int64_t nseq, struct tw_row *row,
+        int64_t nrow, struct tw_err *err)
+{
+    for (int64_t i = 0; i < nseq; i++)
+        if (seq[i].state)
+            return tw_fail(err, NULL, 0, "sequence %lld has a decode state: training has none",
+                    (long long)i);
+    if (tw_batch_pack(&p->b, p->m, seq, nseq, p->flags, &p->arena, err) ||
+        check_rows(&p->b, p->m, row, nrow, err))
+        return -1;
+    pack_rows(p, row, nrow);
+    if (tw_pass_do(p, err))
+        return -1;
+    for (int64_t i = 0; i < nrow; i++) {
+        row[i].logp = p->rows.logp[i];
+        if (p->rows.entropy)
+            row[i].entropy = p->rows.entropy[i];
+    }
+    return 0;
+}
+
+int tw_model_run(struct tw_model *m, const struct tw_seq *seq, int64_t nseq, struct tw_row *row,
+        int64_t nrow, unsigned flags,
+        int (*coef_fn)(void *arg, struct tw_row *row, int64_t nrow, struct tw_err *err), void *arg,
+        struct tw_err *err)
+{
+    struct tw_pass p = { .m = m, .flags = flags, .rows = { .coef_fn = coef_fn, .arg = arg } };
+    int ret = -1;
+
+    if (!(flags & TW_BACKWARD)) {
+        p.flags &= ~(unsigned)TW_RECOMPUTE;
+        p.rows.coef_fn = NULL;
+    }
+    if (nseq > 0 && nrow > 0)
+        ret = run(&p, seq, nseq, row, nrow, err);
+    else if (coef_fn && (flags & TW_BACKWARD))
+        ret = coef_fn(arg, row, 0, err);
+    else
+        ret = 0;
+    tw_arena_free(&p.arena);
+    return ret;
+}
+
+static int check_states(const struct tw_model *m, const struct tw_seq *seq, int64_t nseq,
+        struct tw_err *err)
+{
+    for (int64_t i = 0; i < nseq; i++) {
+        struct tw_state *s = seq[i].state;
+
+        if (!s || s->m != m)
+            return tw_fail(err, NULL, 0, "sequence %lld has no decode state of this model",
+                    (long long)i);
+        if (s->busy)
+            return tw_fail(err, NULL, 0, "sequence %lld shares its decode state with another of "
+                    "the batch", (long long)i);
+        s->busy = true;
+        if (s->n && s->a != seq[i].adapter)
+            return tw_fail(err, NULL, 0, "the decode state of sequence %lld was made with another "
+                    "adapter", (long long)i);
+    }
+    return 0;
+}
+
+static int decode(struct tw_pass *p, const struct tw_seq *seq, int64_t nseq, struct tw_err *err)
+{
+    struct tw_batch *b = &p->b;
+
+    if (tw_batch_pack(b, p->m, seq, nseq, 0, &p->arena, err))
+        return -1;
+    for (int64_t i = 0; i < p->nwant; i++)
+        if (p->want[i] >= b->T)
+            return tw_fail(err, NULL, 0, "logits of row %d are wanted, the batch has %lld",
+                    p->want[i], (long long)b->T);
+    b->states = true;
+    for (int64_t i = 0; i < nseq; i++) {
+        if (tw_state_grow(seq[i].state, seq[i].n, err))
+            return -1;
+        b->attn[i].block = seq[i].state->mem;
+    }
+    return tw_pass_do(p, err);
+}
+
+int tw_model_decode(struct tw_model *m, const struct tw_seq *seq, int64_t nseq, const int64_t *want,
+        int64_t nwant, float *logits, struct tw_err *err)
+{
+    struct tw_pass p = { .m = m, .decode = true, .nwant = nwant, .logits = logits };
+    int32_t *row;
+    int ret;
+
+    if (nseq < 1)
+        return nwant ? tw_fail(err, NULL, 0, "logits of an empty batch are wanted") : 0;
+    p.want = row = tw_arena_alloc(&p.arena, (size_t)nwant * sizeof *row);
+    for (int64_t i = 0; i < nwant; i++)
+        row[i] = want[i] < 0 || want[i] > INT32_MAX ? INT32_MAX : (int32_t)want[i];
+    ret = check_states(m, seq, nseq, err);
+    if (!ret)
+        ret = decode(&p, seq, nseq, err);
+    for (int64_t i = 0; i < nseq; i++) {
+        struct tw_state *s = seq[i].state;
+
+        if (!s || s->m != m)
+            continue;
+        s->busy = false;
+        if (!ret) {
+            s->n += seq[i].n;
+            s->a = seq[i].adapter;
+        } else {
+            tw_state_trim(s);
+        }
+    }
+    tw_arena_free(&p.arena);
+    return ret;
+}

@@ -1,0 +1,173 @@
+/* state.c - paged keys and values */
+#include "nn/state.h"
+#include <assert.h>
+#include <stdlib.h>
+
+void tw_state_layout(struct tw_model *m)
+{
+    const struct tw_family *f = m->cfg.family;
+    bool kv = false;
+
+    for (int i = 0; i < TW_MAX_BLOCKS && f->block[i]; i++)
+        kv |= f->block[i]->kv;
+    m->kv_block = 0;
+    for (int64_t i = 0; kv && i < m->cfg.L; i++) {
+        m->layer[i].kv_offset = m->kv_block;
+        m->kv_block += tw_dev_round(m->ops->kv_bytes(m->dev, m->cfg.nkv, m->cfg.hd));
+    }
+}
+
+void tw_state_pool_free(struct tw_model *m)
+{
+    struct tw_kv *b, *next;
+
+    for (b = m->kv_free; b; b = next) {
+        next = b->next;
+        m->ops->free(m->dev, b->mem);
+        free(b);
+    }
+    m->kv_free = NULL;
+}
+
+static struct tw_kv *take_block(struct tw_model *m, struct tw_err *err)
+{
+    struct tw_kv *b = m->kv_free;
+
+    if (b) {
+        m->kv_free = b->next;
+    } else {
+        void *mem = m->ops->alloc(m->dev, m->kv_block, err);
+
+        if (!mem) {
+            tw_err_clear(err);
+            tw_fail(err, NULL, 0, "no memory on the device for %zu more bytes of decode state",
+                    m->kv_block);
+            return NULL;
+        }
+        b = tw_xcalloc(1, sizeof *b);
+        b->mem = mem;
+    }
+    b->next = NULL;
+    b->refs = 1;
+    return b;
+}
+
+static void drop_block(struct tw_model *m, struct tw_kv *b)
+{
+    assert(b->refs > 0);
+    if (--b->refs)
+        return;
+    b->next = m->kv_free;
+    m->kv_free = b;
+}
+
+static int64_t blocks_for(int64_t n)
+{
+    return (n + TW_KV_BLOCK - 1) / TW_KV_BLOCK;
+}
+
+static void set_block(struct tw_state *s, int64_t i, struct tw_kv *b)
+{
+    s->block[i] = b;
+    s->mem[i] = b->mem;
+}
+
+void tw_state_trim(struct tw_state *s)
+{
+    int64_t want = blocks_for(s->n);
+
+    while (s->nblock > want)
+        drop_block(s->m, s->block[--s->nblock]);
+}
+
+int tw_state_grow(struct tw_state *s, int64_t n, struct tw_err *err)
+{
+    int64_t want = blocks_for(s->n + n), last = s->n / TW_KV_BLOCK;
+    struct tw_kv *b;
+
+    if (want > s->cap) {
+        s->cap = want + want / 2 + 4;
+        s->block = tw_xreallocarray(s->block, (size_t)s->cap, sizeof *s->block);
+        s->mem = tw_xreallocarray(s->mem, (size_t)s->cap, sizeof *s->mem);
+    }
+    if (last < s->nblock && s->block[last]->refs > 1) {
+        b = take_block(s->m, err);
+        if (!b)
+            return -1;
+        s->m->ops->copy(s->m->dev, b->mem, s->block[last]->mem, s->m->kv_block);
+        drop_block(s->m, s->block[last]);
+        set_block(s, last, b);
+    }
+    while (s->nblock < want) {
+        b = take_block(s->m, err);
+        if (!b) {
+            tw_state_trim(s);
+            return -1;
+        }
+        set_block(s, s->nblock++, b);
+    }
+    return 0;
+}
+
+struct tw_state *tw_state_new(struct tw_model *m, struct tw_err *err)
+{
+    struct tw_state *s;
+
+    if (!m->kv_block) {
+        tw_fail(err, m->dir, 0, "family %s keeps no decode state", m->info.family);
+        return NULL;
+    }
+    s = tw_xcalloc(1, sizeof *s);
+    s->m = m;
+    return s;
+}
+
+struct tw_state *tw_state_fork(struct tw_state *s, struct tw_err *err)
+{
+    struct tw_state *f = tw_state_new(s->m, err);
+
+    if (!f)
+        return NULL;
+    f->a = s->a;
+    f->n = s->n;
+    f->nblock = s->nblock;
+    f->cap = s->nblock + 4;
+    f->block = tw_xreallocarray(NULL, (size_t)f->cap, sizeof *f->block);
+    f->mem = tw_xreallocarray(NULL, (size_t)f->cap, sizeof *f->mem);
+    for (int64_t i = 0; i < s->nblock; i++) {
+        set_block(f, i, s->block[i]);
+        s->block[i]->refs++;
+    }
+    return f;
+}
+
+int tw_state_truncate(struct tw_state *s, int64_t n, struct tw_err *err)
+{
+    if (n < 0 || n > s->n)
+        return tw_fail(err, NULL, 0, "a state of %lld tokens cannot be cut to %lld",
+                (long long)s->n, (long long)n);
+    s->n = n;
+    tw_state_trim(s);
+    return 0;
+}
+
+int64_t tw_state_len(const struct tw_state *s)
+{
+    return s->n;
+}
+
+void tw_state_free(struct tw_state *s)
+{
+    if (!s)
+        return;
+    s->n = 0;
+    tw_state_trim(s);
+    free(s->block);
+    free(s->mem);
+    free(s);
+}
+
+size_t tw_state_bytes(const struct tw_model *m, int64_t n)
+{
+    return (size_t)blocks_for(n) * m->kv_block;
+}

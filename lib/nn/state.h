@@ -1,0 +1,30 @@
+/* state.h - decode states, for the files of the model. Keys and values of all layers live in blocks
+ * of TW_KV_BLOCK tokens, shared copy-on-write between forks. */
+#ifndef TW_STATE_H
+#define TW_STATE_H
+#include "nn/model_priv.h"
+
+struct tw_kv {
+    struct tw_kv *next;         /* in the model's list of free blocks */
+    void *mem;                  /* (dev) */
+    int64_t refs;
+};
+
+struct tw_state {
+    struct tw_model *m;
+    struct tw_adapter *a;       /* of the tokens in it; meaningless while n is 0 */
+    int64_t n, nblock, cap;
+    struct tw_kv **block;
+    void **mem;                 /* [nblock] block[i]->mem, as ops want it */
+    bool busy;                  /* in the batch being packed */
+};
+
+/* Blocks for N more tokens, the last one not shared. On failure the state is as before. */
+int tw_state_grow(struct tw_state *s, int64_t n, struct tw_err *err);
+/* Gives back blocks that hold none of its tokens (after a failed pass). */
+void tw_state_trim(struct tw_state *s);
+/* Where each layer's part of a block begins; sets the block's size. */
+void tw_state_layout(struct tw_model *m);
+void tw_state_pool_free(struct tw_model *m);
+
+#endif

@@ -1,0 +1,254 @@
+/* tape.c - ops, forward and back */
+#include "nn/tape.h"
+#include <assert.h>
+#include <math.h>
+
+struct tw_var *tw_var_new(struct tw_tape *t, int64_t rows, int64_t cols)
+{
+    struct tw_var *v = tw_arena_alloc(t->host, sizeof *v);
+
+    v->v = tw_stack_tensor(t->st, t->m->act, rows, cols);
+    return v;
+}
+
+struct tw_tensor *tw_var_grad(struct tw_tape *t, struct tw_var *v, bool *add)
+{
+    if (!v->g.data)
+        v->g = tw_stack_tensor(t->st, v->v.dtype, v->v.rows, v->v.cols);
+    *add = v->wrote;
+    v->wrote = true;
+    return &v->g;
+}
+
+static struct tw_op *note(struct tw_tape *t, tw_bwd_fn *bwd, struct tw_var *y, struct tw_var *x)
+{
+    struct tw_op *op;
+
+    if (!t->record)
+        return NULL;
+    op = tw_arena_alloc(t->host, sizeof *op);
+    op->bwd = bwd;
+    op->y = y;
+    op->x = x;
+    op->prev = t->last;
+    t->last = op;
+    return op;
+}
+
+static void embed_back(struct tw_tape *t, struct tw_op *op)
+{
+    struct tw_mat dw = op->w->dw;
+
+    if (!dw.data)
+        return;
+    if (op->w->g2)
+        dw.data = op->w->g2;
+    t->ops->embed_bwd(t->dev, &dw, &op->y->g, op->x->v.data);
+}
+
+struct tw_var *tw_t_embed(struct tw_tape *t, struct tw_weight *w, const int32_t *id)
+{
+    struct tw_var *y = tw_var_new(t, t->b->T, w->w.cols);
+    struct tw_op *op;
+
+    t->ops->embed(t->dev, &y->v, &w->w, id);
+    op = note(t, embed_back, y, NULL);
+    if (op) {
+        op->w = w;
+        op->x = tw_arena_alloc(t->host, sizeof *op->x);
+        op->x->v.data = (void *)id;
+    }
+    return y;
+}
+
+static void norm_back(struct tw_tape *t, struct tw_op *op)
+{
+    bool add;
+    struct tw_tensor *dx = tw_var_grad(t, op->x, &add);
+
+    t->ops->rmsnorm_bwd(t->dev, dx, add, op->w->dw.data, &op->y->g, &op->x->v, op->w->w.data,
+            op->n, op->save, 0);
+}
+
+struct tw_var *tw_t_norm(struct tw_tape *t, struct tw_var *x, struct tw_weight *w, int64_t n)
+{
+    int64_t groups = x->v.rows * (x->v.cols / n);
+    struct tw_var *y = tw_var_new(t, x->v.rows, x->v.cols);
+    float *rstd = tw_stack_take(t->st, (size_t)groups * sizeof *rstd);
+    struct tw_op *op;
+
+    t->ops->rmsnorm(t->dev, &y->v, rstd, &x->v, w->w.data, n, (float)t->m->cfg.eps, 0);
+    op = note(t, norm_back, y, x);
+    if (op) {
+        op->w = w;
+        op->save = rstd;
+        op->n = n;
+    }
+    return y;
+}
+
+/* The runs of W's module, out of the batch's spans. */
+static struct tw_lora_ctx lora_ctx(struct tw_tape *t, const struct tw_weight *w)
+{
+    const struct tw_batch *b = t->b;
+    struct tw_lora_run *run;
+    struct tw_lora_ctx c = { .drop_key = t->drop, .module = (uint32_t)w->module };
+
+    if (w->module < 0 || !b->nspan)
+        return c;
+    c.run = run = tw_arena_alloc(t->host, (size_t)b->nspan * sizeof *run);
+    for (int64_t i = 0; i < b->nspan; i++) {
+        const struct tw_adapter *a = b->span[i].a;
+        const struct tw_lora *l = &a->lora[w->module];
+
+        if (l->r)
+            run[c.nrun++] = (struct tw_lora_run){ .t0 = b->span[i].t0, .t1 = b->span[i].t1,
+                .a = l->a, .b = l->b, .da = l->da, .db = l->db, .r = l->r, .scale = l->scale,
+                .drop = t->drop ? (float)a->dropout : 0 };
+    }
+    return c;
+}
+
+/* y + res share one gradient: when nothing has written res's yet, y's becomes it. */
+static void residual_back(struct tw_tape *t, struct tw_var *y, struct tw_var *res)
+{
+    if (!res->wrote && (!res->g.data || res->g.data == y->g.data)) {
+        res->g = y->g;
+        res->wrote = true;
+    } else {
+        t->ops->add(t->dev, &res->g, &y->g);
+    }
+}
+
+static void linear_back(struct tw_tape *t, struct tw_op *op)
+{
+    struct tw_weight *w = op->w;
+    struct tw_lora_ctx c = lora_ctx(t, w);
+    struct tw_tensor *dx, *dy = &op->y->g, scratch;
+    bool add;
+
+    if (w->dw.data)
+        t->ops->linear_dw(t->dev, &w->dw, w->bias ? w->bias->dw.data : NULL, dy, &op->x->v);
+    dx = tw_var_grad(t, op->x, &add);
+    t->ops->linear_dx(t->dev, dx, add, dy, &w->w);
+    if (c.nrun) {
+        size_t top = t->st->top;
+
+        scratch = tw_stack_tensor(t->st, TW_F32, t->b->T, t->b->max_r);
+        t->ops->lora_bwd(t->dev, dx, &scratch, dy, &op->x->v, &op->h, &c);
+        t->st->top = top;
+    }
+    if (op->x2)
+        residual_back(t, op->y, op->x2);
+}
+
+struct tw_var *tw_t_linear(struct tw_tape *t, struct tw_var *x, struct tw_weight *w,
+        struct tw_var *res, struct tw_var *out)
+{
+    struct tw_lora_ctx c = lora_ctx(t, w);
+    struct tw_var *y = out ? out : tw_var_new(t, x->v.rows, w->w.rows);
+    struct tw_tensor h = { 0 };
+    struct tw_op *op;
+    bool known = y == t->known;     /* its own value is there, but LoRA's hidden is not */
+
+    if (c.nrun)
+        h = tw_stack_tensor(t->st, TW_F32, t->b->T, t->b->max_r);
+    if (!known || c.nrun)
+        t->ops->linear(t->dev, &y->v, &x->v, &w->w, w->bias ? w->bias->w.data : NULL,
+                res ? &res->v : NULL);
+    if (c.nrun)
+        t->ops->lora(t->dev, &y->v, &h, &x->v, &c);
+    op = note(t, linear_back, y, x);
+    if (op) {
+        op->w = w;
+        op->h = h;
+        op->x2 = res;
+    }
+    return y;
+}
+
+static void rope_back(struct tw_tape *t, struct tw_op *op)
+{
+    t->ops->rope(t->dev, &op->y->g, op->heads, op->n, &t->rope, -1);
+}
+
+void tw_t_rope(struct tw_tape *t, struct tw_var *x, int64_t heads)
+{
+    int64_t hd = t->m->cfg.hd;
+    struct tw_op *op;
+
+    t->ops->rope(t->dev, &x->v, heads, hd, &t->rope, 1);
+    op = note(t, rope_back, x, x);
+    if (op) {
+        op->heads = heads;
+        op->n = hd;
+    }
+}
+
+static void attn_back(struct tw_tape *t, struct tw_op *op)
+{
+    bool add_q, add_k, add_v;
+    struct tw_tensor *dq = tw_var_grad(t, op->x, &add_q), *dk = tw_var_grad(t, op->x2, &add_k);
+    struct tw_tensor *dv = tw_var_grad(t, op->x3, &add_v);
+
+    assert(!add_q && !add_k && !add_v);     /* the op overwrites */
+    t->ops->attn_bwd(t->dev, dq, dk, dv, &op->y->g, &op->y->v, op->save, &op->x->v, &op->x2->v,
+            &op->x3->v, &op->attn);
+}
+
+struct tw_var *tw_t_attn(struct tw_tape *t, const struct tw_layer *l, struct tw_var *q,
+        struct tw_var *k, struct tw_var *v)
+{
+    const struct tw_config *c = &t->m->cfg;
+    struct tw_var *y = tw_var_new(t, q->v.rows, q->v.cols);
+    struct tw_attn a = { .nh = c->nh, .nkv = c->nkv, .hd = c->hd, .window = l->window,
+        .scale = (float)(1 / sqrt((double)c->hd)), .seq = t->b->attn, .nseq = t->b->nseq };
+    float *lse = NULL;
+    struct tw_op *op;
+
+    for (int64_t i = 0; t->b->states && i < a.nseq; i++)
+        t->b->attn[i].offset = l->kv_offset;
+    if (t->b->states)
+        t->ops->kv_put(t->dev, &k->v, &v->v, &a);
+    if (t->record)
+        lse = tw_stack_take(t->st, (size_t)(q->v.rows * c->nh) * sizeof *lse);
+    t->ops->attn(t->dev, &y->v, lse, &q->v, &k->v, &v->v, &a);
+    op = note(t, attn_back, y, q);
+    if (op) {
+        op->x2 = k;
+        op->x3 = v;
+        op->save = lse;
+        op->attn = a;
+    }
+    return y;
+}
+
+/* The gradients take the place of the values, which nobody needs any more. */
+static void glu_back(struct tw_tape *t, struct tw_op *op)
+{
+    assert(!op->x->wrote && !op->x2->wrote);
+    op->x->g = op->x->v;
+    op->x2->g = op->x2->v;
+    op->x->wrote = op->x2->wrote = true;
+    t->ops->glu_bwd(t->dev, &op->x->g, &op->x2->g, &op->y->g, &op->x->v, &op->x2->v,
+            (enum tw_act)t->m->cfg.act);
+}
+
+struct tw_var *tw_t_glu(struct tw_tape *t, struct tw_var *gate, struct tw_var *up)
+{
+    struct tw_var *y = tw_var_new(t, gate->v.rows, gate->v.cols);
+    struct tw_op *op;
+
+    t->ops->glu(t->dev, &y->v, &gate->v, &up->v, (enum tw_act)t->m->cfg.act);
+    op = note(t, glu_back, y, gate);
+    if (op)
+        op->x2 = up;
+    return y;
+}
+
+void tw_tape_back(struct tw_tape *t)
+{
+    for (struct tw_op *op = t->last; op; op = op->prev)
+        op->bwd(t, op);
+    t->last = NULL;
+}

@@ -1,0 +1,59 @@
+/* tape.h - the graph of one micro-batch. A block's forward calls the functions below; each queues
+ * its op and, when the tape records, notes how to go back. A tape is cut into segments (a layer, the
+ * head): going back through a segment and replaying one are the same for every family. */
+#ifndef TW_TAPE_H
+#define TW_TAPE_H
+#include "nn/batch.h"
+
+/* An activation, and its gradient once something has asked for it. */
+struct tw_var {
+    struct tw_tensor v, g;
+    bool wrote;                 /* g holds a gradient: what comes next adds */
+};
+
+struct tw_op;
+typedef void tw_bwd_fn(struct tw_tape *t, struct tw_op *op);
+struct tw_op {
+    tw_bwd_fn *bwd;
+    struct tw_var *y, *x, *x2, *x3; /* output, inputs */
+    struct tw_weight *w;
+    struct tw_tensor h;         /* LoRA's hidden */
+    float *save;                /* rstd or lse */
+    int64_t n, heads;
+    struct tw_attn attn;
+    struct tw_op *prev;
+};
+
+struct tw_tape {
+    struct tw_model *m;
+    struct tw_dev *dev;         /* m's, or its counting device */
+    const struct tw_ops *ops;
+    struct tw_stack *st;
+    struct tw_arena *host;      /* vars and notes live until the pass ends */
+    const struct tw_batch *b;
+    struct tw_rope rope;
+    const uint64_t *drop;       /* (dev) */
+    struct tw_op *last;         /* newest note of the open segment */
+    bool record;
+    struct tw_var *known;       /* replaying: this output is there already */
+};
+
+struct tw_var *tw_var_new(struct tw_tape *t, int64_t rows, int64_t cols);
+/* The gradient of V to write to; *add: to add to what is there. */
+struct tw_tensor *tw_var_grad(struct tw_tape *t, struct tw_var *v, bool *add);
+
+struct tw_var *tw_t_embed(struct tw_tape *t, struct tw_weight *w, const int32_t *id);
+/* Groups of N; the family's norm offset is 0. */
+struct tw_var *tw_t_norm(struct tw_tape *t, struct tw_var *x, struct tw_weight *w, int64_t n);
+/* x W^T + bias + LoRA (+ res), into OUT when not NULL. OUT may be RES when nothing is recorded. */
+struct tw_var *tw_t_linear(struct tw_tape *t, struct tw_var *x, struct tw_weight *w,
+        struct tw_var *res, struct tw_var *out);
+void tw_t_rope(struct tw_tape *t, struct tw_var *x, int64_t heads); /* in place */
+struct tw_var *tw_t_attn(struct tw_tape *t, const struct tw_layer *l, struct tw_var *q,
+        struct tw_var *k, struct tw_var *v);
+struct tw_var *tw_t_glu(struct tw_tape *t, struct tw_var *gate, struct tw_var *up);
+
+/* Walks the notes of the open segment back and forgets them. */
+void tw_tape_back(struct tw_tape *t);
+
+#endif
