@@ -49,13 +49,14 @@ void tw_tok_decode(const struct tw_tok *t, const int32_t *id, int64_t n, bool sk
 
 /* Streaming decode: feeds one id and appends only whole characters; the rest waits. _end emits a
  * dangling partial once as U+FFFD. The concatenation equals tw_tok_decode of all ids. */
+#define TW_TOK_STAGES 16
 struct tw_tok_stream {
     const struct tw_tok *t;
     bool skip_special;
-    struct tw_ids ids;
-    struct tw_buf text;         /* decoded from ids[base..] */
-    int64_t base;
-    size_t emitted;
+    struct {                    /* of each part of the decoder: bytes that wait, a count */
+        struct tw_buf hold;
+        int64_t n;
+    } stage[TW_TOK_STAGES];
 };
 void tw_tok_stream_start(struct tw_tok_stream *s, const struct tw_tok *t, bool skip_special);
 void tw_tok_stream_put(struct tw_tok_stream *s, int32_t id, struct tw_buf *out);

@@ -1,0 +1,112 @@
+/* tok_vocab.c - token texts and the map from text to id. */
+#include "tok_priv.h"
+#include <stdlib.h>
+
+static inline uint64_t word8(const char *p)
+{
+    uint64_t v;
+
+    memcpy(&v, p, 8);
+    return v;
+}
+
+static inline uint64_t mix(uint64_t a, uint64_t b)
+{
+    unsigned __int128 m = (unsigned __int128)a * b;
+
+    return (uint64_t)m ^ (uint64_t)(m >> 64);
+}
+
+/* Multiply and fold, 8 bytes at a time; the last step overlaps. Never leaves the process. */
+uint64_t tok_hash(const char *p, size_t n)
+{
+    uint64_t h = 0x9E3779B97F4A7C15u ^ n, tail = 0;
+
+    if (n >= 8) {
+        for (size_t i = 0; i + 8 < n; i += 8)
+            h = mix(h ^ word8(p + i), 0xD6E8FEB86659FD93u);
+        tail = word8(p + n - 8);
+    } else if (n >= 4) {
+        uint32_t a, b;
+
+        memcpy(&a, p, 4);
+        memcpy(&b, p + n - 4, 4);
+        tail = (uint64_t)a << 32 | b;
+    } else if (n) {
+        tail = (uint64_t)(unsigned char)p[0] << 16 | (uint64_t)(unsigned char)p[n / 2] << 8
+                | (unsigned char)p[n - 1];
+    }
+    return mix(h ^ tail, 0xA0761D6478BD642Fu);
+}
+
+static void put_slot(struct tok_vocab *v, uint64_t hash, int32_t id)
+{
+    uint32_t i = (uint32_t)hash & v->mask;
+
+    while (v->slot[i])
+        i = (i + 1) & v->mask;
+    v->slot[i] = (hash >> 32 << 32) | (uint32_t)(id + 1);
+}
+
+void tok_vocab_reserve(struct tok_vocab *v, int64_t count)
+{
+    uint32_t size = 1024;
+
+    while (size < count + count / 2)
+        size *= 2;
+    if (v->slot && size <= v->mask + 1)
+        return;
+    free(v->slot);
+    v->slot = tw_xcalloc(size, sizeof(*v->slot));
+    v->mask = size - 1;
+    for (int32_t id = 0; id < v->n; id++) {
+        struct tw_str s = tok_vocab_text(v, id);
+
+        if (s.p)
+            put_slot(v, tok_hash(s.p, s.n), id);
+    }
+}
+
+int32_t tok_vocab_find(const struct tok_vocab *v, const char *p, size_t n)
+{
+    uint64_t hash = tok_hash(p, n);
+
+    if (!v->slot)
+        return -1;
+    for (uint32_t i = (uint32_t)hash & v->mask; v->slot[i]; i = (i + 1) & v->mask) {
+        uint32_t id = (uint32_t)v->slot[i] - 1;
+
+        if (v->slot[i] >> 32 == hash >> 32 && v->of[id].n == n
+                && !memcmp(v->text.p + v->of[id].off, p, n))
+            return (int32_t)id;
+    }
+    return -1;
+}
+
+int tok_vocab_add(struct tok_vocab *v, size_t n, int64_t id)
+{
+    size_t off = v->text.n - n;
+    const char *p = v->text.p + off;
+
+    if (!v->slot || v->count + v->count / 2 > v->mask)
+        tok_vocab_reserve(v, 2 * v->count + 1);
+    if (tok_vocab_text(v, id).p || tok_vocab_find(v, p, n) >= 0)
+        return -1;
+    if (id >= v->cap) {
+        v->cap = id < 512 ? 1024 : (int32_t)id * 2;
+        v->of = tw_xreallocarray(v->of, (size_t)v->cap, sizeof(*v->of));
+    }
+    for (; v->n <= id; v->n++)
+        v->of[v->n] = (struct tok_entry){ 0, TOK_NONE };
+    v->of[id] = (struct tok_entry){ (uint32_t)off, (uint32_t)n };
+    v->count++;
+    put_slot(v, tok_hash(p, n), (int32_t)id);
+    return 0;
+}
+
+void tok_vocab_free(struct tok_vocab *v)
+{
+    tw_buf_free(&v->text);
+    free(v->of);
+    free(v->slot);
+}
