@@ -1,0 +1,59 @@
+#!/bin/sh
+# The source keeps its own rules: who includes whom, which functions are never called, how long a
+# file is.
+. "$(dirname "$0")/lib.sh"
+
+# The layer of an include or a path, lowest first.
+layers='
+function layer(p) {
+    return p ~ /^base\// ? 1 : p ~ /^(data|nn)\// ? 2 : p ~ /^run\// ? 3 : p ~ /^cmd\// ? 4 : 0
+}
+/^[ \t]*#[ \t]*include[ \t]*"/ {
+    split($0, part, "\"")
+    from = FILENAME; sub(/^lib\//, "", from)
+    to = part[2]
+    if (to !~ /\//) next                          # beside itself
+    if (layer(to) > layer(from)) print FILENAME ":" FNR ": includes " to " from below"
+    if (from ~ /^data\// && to ~ /^nn\//) print FILENAME ":" FNR ": data does not include nn"
+}'
+test_case 'no file includes what stands above it' '
+	cd "$TOP"
+	find lib cmd -name "*.[ch]" -exec awk "$layers" {} + >"$TMP/upward"
+	cat "$TMP/upward"
+	[ ! -s "$TMP/upward" ]
+'
+test_case 'the layers test finds an upward include' '
+	mkdir -p lib/base lib/data && cd lib/..
+	printf "#include \"nn/ops.h\"\n" >lib/data/x.c
+	printf "#include \"data/tok.h\"\n#include \"err.h\"\n" >lib/base/y.c
+	find lib -name "*.c" -exec awk "$layers" {} + >found
+	test_equal "$(wc -l <found | tr -d " ")" 2
+'
+test_case 'banned functions are poisoned' '
+	printf "int f(const char *s);\nint f(const char *s)\n{\n    return atoi(s);\n}\n" >x.c
+	test_exit 1 cc -c -I"$TOP/lib" -include base/banned.h x.c 2>err
+	test_text err "poisoned"
+'
+test_case 'the library neither exits nor prints to stdout' '
+	cd "$TOP"
+	# opt.c ends a command, mem.c has no memory left to go on with: these two may
+	grep -nE "[^_a-z](exit|printf|puts|putchar|perror) ?\(" -r lib --include="*.c" |
+	    grep -vE "^lib/base/(opt|mem)\.c:|:[0-9]+: *(/?\*|//)|_exit" >"$TMP/prints" || :
+	cat "$TMP/prints"
+	[ ! -s "$TMP/prints" ]
+'
+test_case 'no file is longer than 500 lines' '
+	cd "$TOP"
+	find lib cmd kernels tests/unit -name "*.[ch]" -o -name "*.cu" -o -name "*.cuh" | xargs wc -l |
+	    awk "\$2 != \"total\" && \$1 > 500" >"$TMP/long"
+	cat "$TMP/long"
+	[ ! -s "$TMP/long" ]
+'
+test_case 'no line is longer than 100 columns and none ends in a blank' '
+	cd "$TOP"
+	find lib cmd kernels -name "*.[ch]" -o -name "*.cu" -o -name "*.cuh" |
+	    LC_ALL=C.UTF-8 xargs grep -nE "^.{101}|[ 	]$" >"$TMP/wide" || :
+	head "$TMP/wide"
+	[ ! -s "$TMP/wide" ]
+'
+test_done
