@@ -150,7 +150,9 @@ fuzz-run: $(FUZZ)
 	@for f in $(call pick,$(FUZZ)); do n=$${f##*/}; mkdir -p $B/corpus/$$n $B/crash; \
 	    echo "fuzz $$n for $(FUZZ_S) s"; \
 	    $$f -max_total_time=$(FUZZ_S) -timeout=20 -rss_limit_mb=3000 -print_final_stats=1 \
-	        -verbosity=0 -artifact_prefix=$B/crash/$$n- $B/corpus/$$n tests/fuzz/corpus/$$n || exit 1; \
+	        -artifact_prefix=$B/crash/$$n- $B/corpus/$$n tests/fuzz/corpus/$$n 2>$B/$$n.log || \
+        { tail -n 60 $B/$$n.log; exit 1; }; \
+        sed -n 's/^stat::/    /p; /DONE/p' $B/$$n.log; \
 	done
 
 bench: all $(BENCH)

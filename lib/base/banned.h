@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #ifndef __cplusplus
-#pragma GCC poison atoi atol atoll atof strcpy strcat strncpy sprintf vsprintf strtok gets rand srand
+#pragma GCC poison atoi atol atoll atof strcpy strcat strncpy sprintf vsprintf strtok gets
+#pragma GCC poison rand srand
 #endif
 #endif

@@ -6,9 +6,9 @@
 #include <stdio.h>
 #include <sys/types.h>
 
-/* A file that appears by rename: written beside its final name as ".NAME.tmp-PID", fsynced, renamed,
- * the folder fsynced. tw_out_abort() (also after a failure) removes the temporary. PATH "-" is
- * stdout: no rename, but the same error checks. */
+/* A file that appears by rename: written beside its final name as ".NAME.tmp-PID", fsynced,
+ * renamed, the folder fsynced. tw_out_abort() (also after a failure) removes the temporary. PATH "-"
+ * is stdout: no rename, but the same error checks. */
 struct tw_out {
     FILE *fp;
     char *path, *tmp;

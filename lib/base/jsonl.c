@@ -1,5 +1,6 @@
-/* jsonl.c - the record reader. One buffer holds the bytes read and not yet consumed; it grows to the
- * longest line, up to the limit. A record is a line, or an element of a file that is one array. */
+/* jsonl.c - the record reader. One buffer holds the bytes read and not yet consumed; it grows to
+ * the longest line, up to the limit. A record is a line, or an element of a file that is one
+ * array. */
 #include "jsonl.h"
 #include "log.h"
 #include <errno.h>
@@ -196,9 +197,13 @@ static int begin(struct tw_jsonl *in, struct tw_err *err)
 
     /* as many bytes as a mark may need, but no more than the first where it begins none: the writer
      * of a pipe may wait for our answer */
-    while ((in->end - in->start < 4 && (in->end == in->start || (unsigned char)in->buf[in->start] - 1u
-                    >= 0xEE)) && (got = fill(in, err)) > 0)
-        ;
+    while (in->end - in->start < 4 && got > 0) {
+        unsigned char c = in->end > in->start ? (unsigned char)in->buf[in->start] : 0;
+
+        if (c && c < 0xEF)
+            break;
+        got = fill(in, err);
+    }
     if (got < 0)
         return -1;
     for (size_t i = 0; i < sizeof(other) / sizeof(other[0]); i++)

@@ -223,7 +223,7 @@ int tw_start(const struct tw_cmd *cmd, void *opts, int argc, char **argv)
 
     signal(SIGPIPE, SIG_DFL);
     for (int i = 0; i < argc; i++)
-        room += strlen(argv[i]) + 1;            /* a word holds at most as many options as letters */
+        room += strlen(argv[i]) + 1;            /* a word holds an option a letter at most */
     g = tw_xcalloc(room, sizeof(*g));
     operands = scan_argv(cmd, argc, argv, g, &n, &err);
     if (operands < 0 || set_defaults(cmd, opts, &err))

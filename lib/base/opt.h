@@ -15,7 +15,16 @@
 #include "err.h"
 #include "mem.h"
 
-enum tw_opt_kind { TW_KGROUP = 1, TW_KSTR, TW_KINT, TW_KNUM, TW_KFLAG, TW_KONOFF, TW_KENUM, TW_KLIST };
+enum tw_opt_kind {
+    TW_KGROUP = 1,
+    TW_KSTR,
+    TW_KINT,
+    TW_KNUM,
+    TW_KFLAG,
+    TW_KONOFF,
+    TW_KENUM,
+    TW_KLIST
+};
 
 struct tw_list {                /* a repeatable option, in the order given */
     const char **v;
@@ -28,7 +37,7 @@ struct tw_opt {
     enum tw_opt_kind kind;
     size_t at;                  /* offset of the field in the command's struct */
     double min, max;            /* TW_KINT, TW_KNUM: inclusive range */
-    const char *meta;           /* "FILE"; TW_KENUM: the choices "a|b|c" (the field gets the index) */
+    const char *meta;           /* "FILE"; TW_KENUM: choices "a|b|c", the field gets the index */
     const char *def;            /* default as typed; NULL: none; TW_NEEDED: must be given */
     const char *help;           /* one sentence, lower case, no full stop */
 };

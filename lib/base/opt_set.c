@@ -15,7 +15,7 @@ static const char *part_end(const char *p)
         p = eq + 2;
     }
     if (quote) {
-        /* the closing mark is the one that a comma or the end follows, so a path may hold slashes */
+        /* the closing mark is the one that a comma or the end follows, so paths may hold slashes */
         for (const char *q = p; *q; q++)
             if (*q == quote && (!q[1] || q[1] == ','))
                 return q + 1;

@@ -11,7 +11,8 @@ struct tw_pool;
 struct tw_pool *tw_pool_open(int n);
 int tw_pool_threads(const struct tw_pool *p);
 /* Calls fn(arg, i, thread) for every i in [0, n), some at once, and returns when all are done.
- * Items are handed out one by one in ascending order. `thread` is in [0, threads). Not reentrant. */
+ * Items are handed out one by one in ascending order. `thread` is in [0, threads).
+ * Not reentrant. */
 void tw_pool_run(struct tw_pool *p, int64_t n, void (*fn)(void *arg, int64_t i, int thread),
         void *arg);
 void tw_pool_close(struct tw_pool *p);
