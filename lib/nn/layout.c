@@ -16,6 +16,12 @@ static char *tensor_name(const struct tw_model *m, const struct tw_tdef *d, int6
     return tw_xasprintf("%s%s%s", d->slot == TW_S_HEAD ? "" : m->prefix, d->name, suffix);
 }
 
+/* Where the layers are in the class with a head, which adapters are made for. */
+static const char *class_prefix(const struct tw_model *m)
+{
+    return strncmp(m->prefix, "model.", 6) ? "model." : m->prefix;
+}
+
 /* Adds the weight of D (and its bias) at M->w[M->nw]. The list was sized by count_defs(). */
 static struct tw_weight *add_weight(struct tw_model *m, const struct tw_tdef *d, int64_t layer)
 {
@@ -33,7 +39,7 @@ static struct tw_weight *add_weight(struct tw_model *m, const struct tw_tdef *d,
         w->module = m->nmodule++;
         mod->kind = dot ? dot + 1 : d->name;
         mod->w = w;
-        mod->path = tw_xasprintf("model.layers.%lld.%s", (long long)layer, d->name);
+        mod->path = tw_xasprintf("%slayers.%lld.%s", class_prefix(m), (long long)layer, d->name);
     }
     if (has_bias(&m->cfg, d->bias)) {
         b = &m->w[m->nw++];

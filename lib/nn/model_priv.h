@@ -88,8 +88,7 @@ struct tw_adapter {
     bool rslora, train;
     char *targets;              /* JSON value of target_modules */
     char *rank_pattern, *alpha_pattern;     /* JSON objects */
-    char *config;               /* the adapter_config.json it came from; NULL: made here */
-    int64_t adapted, elems;
+    int64_t adapted;            /* modules */
     struct tw_devmem mem, grads;
     struct tw_params params;
 };

@@ -1,0 +1,262 @@
+/* lora.c - adapters on the device: made, described, closed */
+#include "nn/model_priv.h"
+#include "nn/target.h"
+#include "base/log.h"
+#include "base/rng.h"
+#include <math.h>
+#include <stdlib.h>
+
+/* The one place where a scale is computed: training, sampling, merging and files all come here. */
+double tw_lora_scale(int64_t r, double alpha, bool rslora)
+{
+    return rslora ? alpha / sqrt((double)r) : alpha / (double)r;
+}
+
+static void sizes(const struct tw_adapter *a, int64_t k, int64_t *na, int64_t *nb)
+{
+    const struct tw_mat *w = &a->m->module[k].w->w;
+
+    *na = a->lora[k].r * w->cols;
+    *nb = w->rows * a->lora[k].r;
+}
+
+static void list_param(struct tw_adapter *a, int64_t k, bool is_b)
+{
+    const struct tw_module *mod = &a->m->module[k];
+    struct tw_lora *l = &a->lora[k];
+    struct tw_param *p = &a->params.p[a->params.n++];
+
+    p->name = tw_xasprintf("base_model.model.%s.lora_%c.weight", mod->path, is_b ? 'B' : 'A');
+    p->w = (struct tw_mat){ .data = is_b ? l->b : l->a, .dtype = TW_F32,
+        .rows = is_b ? mod->w->w.rows : l->r, .cols = is_b ? l->r : mod->w->w.cols };
+    p->g = is_b ? l->db : l->da;
+    p->n = p->w.rows * p->w.cols;
+    p->matrix = true;
+    a->params.elems += p->n;
+}
+
+int tw_adapter_alloc(struct tw_adapter *a, struct tw_err *err)
+{
+    int64_t na, nb;
+
+    for (int64_t k = 0; k < a->m->nmodule; k++) {
+        sizes(a, k, &na, &nb);
+        tw_mem_add(&a->mem, (size_t)na * sizeof(float));
+        tw_mem_add(&a->mem, (size_t)nb * sizeof(float));
+        a->adapted += a->lora[k].r > 0;
+        if (a->lora[k].r > a->max_r)
+            a->max_r = a->lora[k].r;
+    }
+    if (a->train)
+        a->grads.n = a->mem.n;
+    if (tw_mem_alloc(&a->mem, a->m->dev, "the adapter", err) ||
+        tw_mem_alloc(&a->grads, a->m->dev, "the adapter's gradients", err))
+        return -1;
+    a->params.p = tw_xcalloc((size_t)(2 * a->adapted), sizeof *a->params.p);
+    for (int64_t k = 0; k < a->m->nmodule; k++) {
+        struct tw_lora *l = &a->lora[k];
+
+        if (!l->r)
+            continue;
+        sizes(a, k, &na, &nb);
+        l->scale = (float)tw_lora_scale(l->r, l->alpha, a->rslora);
+        l->a = tw_mem_take(&a->mem, (size_t)na * sizeof(float));
+        l->b = tw_mem_take(&a->mem, (size_t)nb * sizeof(float));
+        if (a->train) {
+            l->da = tw_mem_take(&a->grads, (size_t)na * sizeof(float));
+            l->db = tw_mem_take(&a->grads, (size_t)nb * sizeof(float));
+        }
+        list_param(a, k, false);
+        list_param(a, k, true);
+    }
+    return 0;
+}
+
+/* TARGETS as typed to the JSON that adapter_config.json holds. */
+static int targets_json(const struct tw_model *m, const char *targets, struct tw_buf *out,
+        struct tw_err *err)
+{
+    size_t n = strlen(targets);
+    struct tw_jw w;
+
+    if (targets[0] == '/') {
+        if (n < 3 || targets[n - 1] != '/')
+            return tw_fail(err, "--lora", 0, "targets=%s: a regular expression stands between two "
+                    "slashes", targets);
+        tw_json_quote(out, (struct tw_str){ targets + 1, n - 2 });
+        return 0;
+    }
+    tw_jw_init(&w, out);
+    tw_jw_arr(&w);
+    if (!strcmp(targets, "all-linear")) {
+        for (int64_t k = 0; k < m->nmodule && m->module[k].w->layer == m->module[0].w->layer; k++)
+            tw_jw_cstr(&w, m->module[k].kind);
+    } else {
+        for (const char *p = targets, *end; ; p = end + 1) {
+            end = strchr(p, '+');
+            end = end ? end : targets + n;
+            if (end == p)
+                return tw_fail(err, "--lora", 0, "targets=%s: an empty name", targets);
+            tw_jw_str(&w, (struct tw_str){ p, (size_t)(end - p) });
+            if (!*end)
+                break;
+        }
+    }
+    tw_jw_arr_end(&w);
+    return 0;
+}
+
+static void list_kinds(const struct tw_model *m, struct tw_buf *out)
+{
+    for (int64_t k = 0; k < m->nmodule && m->module[k].w->layer == m->module[0].w->layer; k++)
+        tw_buf_printf(out, "%s%s", k ? ", " : "", m->module[k].kind);
+}
+
+static int no_match(const struct tw_model *m, struct tw_str name, const char *targets,
+        struct tw_err *err)
+{
+    struct tw_buf kinds = { 0 };
+
+    list_kinds(m, &kinds);
+    if (name.n)
+        tw_fail(err, "--lora", 0, "targets: \"%.*s\" matches no module that can be adapted; there "
+                "are %s", (int)name.n, name.p, kinds.p);
+    else
+        tw_fail(err, "--lora", 0, "targets=%s matches no module that can be adapted; there are %s",
+                targets, kinds.p);
+    tw_buf_free(&kinds);
+    return -1;
+}
+
+static int choose(struct tw_adapter *a, const char *targets, struct tw_err *err)
+{
+    struct tw_arena arena = { 0 };
+    const struct tw_json *v = tw_json_parse(&arena, tw_str(a->targets), err);
+    struct tw_target *t = v ? tw_target_new(v, "--lora targets", err) : NULL;
+    int64_t hits = 0;
+    int ret = t ? 0 : -1;
+
+    for (int64_t k = 0; !ret && k < a->m->nmodule; k++) {
+        int got = tw_target_match(t, a->m->module[k].path, err);
+
+        if (got < 0)
+            ret = -1;
+        a->lora[k].r = got > 0 ? a->r : 0;
+        a->lora[k].alpha = a->alpha;
+        hits += got > 0;
+    }
+    if (!ret && (!hits || tw_target_unused(t).n))
+        ret = no_match(a->m, tw_target_unused(t), targets, err);
+    tw_target_free(t);
+    tw_arena_free(&arena);
+    return ret;
+}
+
+/* A is random by (seed, module, element), whatever else is adapted; B is zero. */
+static void init_a(struct tw_adapter *a, uint64_t seed, bool gaussian)
+{
+    const struct tw_ops *ops = a->m->ops;
+
+    for (int64_t k = 0; k < a->m->nmodule; k++) {
+        struct tw_lora *l = &a->lora[k];
+        int64_t in = a->m->module[k].w->w.cols, n = l->r * in;
+        double bound = 1 / sqrt((double)in), std = 1 / (double)(l->r ? l->r : 1);
+        float *buf = tw_xmalloc((size_t)n * sizeof *buf + 1);
+
+        for (int64_t i = 0; i < n; i++)
+            buf[i] = gaussian ? (float)(std * tw_rand_normal(seed, (uint64_t)k, (uint64_t)i)) :
+                    (float)((2 * tw_rand01(seed, (uint64_t)k, (uint64_t)i) - 1) * bound);
+        if (n)
+            ops->put(a->m->dev, l->a, buf, (size_t)n * sizeof *buf);
+        free(buf);
+    }
+}
+
+static int check_opts(const struct tw_lora_opts *o, bool *gaussian, struct tw_err *err)
+{
+    if (o->r < 1 || o->r > 1 << 16)
+        return tw_fail(err, "--lora", 0, "r=%lld is not a rank", (long long)o->r);
+    if (!(o->alpha > 0) || !isfinite(o->alpha))
+        return tw_fail(err, "--lora", 0, "alpha=%g is not above 0", o->alpha);
+    if (!(o->dropout >= 0 && o->dropout < 1))
+        return tw_fail(err, "--lora", 0, "dropout=%g is not in [0, 1)", o->dropout);
+    *gaussian = o->init && !strcmp(o->init, "gaussian");
+    if (o->init && !*gaussian && strcmp(o->init, "default"))
+        return tw_fail(err, "--lora", 0, "init=%s: default and gaussian are known", o->init);
+    return 0;
+}
+
+struct tw_adapter *tw_adapter_new(struct tw_model *m, const struct tw_lora_opts *o, uint64_t seed,
+        bool train, struct tw_err *err)
+{
+    const char *targets = o->targets ? o->targets : "all-linear";
+    struct tw_buf json = { 0 };
+    struct tw_adapter *a;
+    bool gaussian;
+
+    if (check_opts(o, &gaussian, err) || targets_json(m, targets, &json, err)) {
+        tw_buf_free(&json);
+        return NULL;
+    }
+    a = tw_xcalloc(1, sizeof *a);
+    a->m = m;
+    a->lora = tw_xcalloc((size_t)m->nmodule + 1, sizeof *a->lora);
+    a->r = o->r;
+    a->alpha = o->alpha;
+    a->dropout = o->dropout;
+    a->rslora = o->rslora;
+    a->train = train;
+    a->targets = tw_xstrndup(json.p, json.n);
+    tw_buf_free(&json);
+    if (choose(a, targets, err) || tw_adapter_alloc(a, err)) {
+        tw_adapter_close(a);
+        return NULL;
+    }
+    init_a(a, seed, gaussian);
+    return a;
+}
+
+void tw_adapter_close(struct tw_adapter *a)
+{
+    if (!a)
+        return;
+    tw_mem_free(&a->mem);
+    tw_mem_free(&a->grads);
+    for (int64_t i = 0; i < a->params.n; i++)
+        free((char *)a->params.p[i].name);
+    free(a->params.p);
+    free(a->lora);
+    free(a->targets);
+    free(a->rank_pattern);
+    free(a->alpha_pattern);
+    free(a);
+}
+
+void tw_adapter_describe(const struct tw_adapter *a, struct tw_buf *out)
+{
+    const struct tw_model *m = a->m;
+    struct tw_buf left = { 0 };
+    char count[32];
+    bool any = false;
+
+    for (int64_t k = 0; k < m->nmodule && m->module[k].w->layer == m->module[0].w->layer; k++) {
+        int64_t hit = 0, all = 0;
+
+        for (int64_t i = 0; i < m->nmodule; i++) {
+            if (strcmp(m->module[i].kind, m->module[k].kind))
+                continue;
+            all++;
+            hit += a->lora[i].r > 0;
+        }
+        if (hit)
+            tw_buf_printf(out, "%s%s %lld/%lld", any ? ", " : "", m->module[k].kind,
+                    (long long)hit, (long long)all);
+        else
+            tw_buf_printf(&left, "%s%s", left.n ? ", " : "", m->module[k].kind);
+        any |= hit > 0;
+    }
+    if (left.n)
+        tw_buf_printf(out, "; not adapted: %s", left.p);
+    tw_buf_printf(out, "; %s parameters", tw_fmt_count(count, a->params.elems));
+    tw_buf_free(&left);
+}
