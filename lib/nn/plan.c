@@ -1,0 +1,85 @@
+/* plan.c - what a batch would take, by running it on the counting device */
+#include "nn/pass.h"
+#include <stdlib.h>
+
+/* NSEQ sequences that add up to TOKENS, none longer than LONGEST, the first ones longest: the
+ * attention of a batch costs most that way. */
+static int fake_batch(const struct tw_model *m, struct tw_adapter *a, int64_t tokens, int64_t nseq,
+        int64_t longest, struct tw_seq *seq, struct tw_arena *arena, struct tw_err *err)
+{
+    int64_t left = tokens;
+    int32_t *zeros = tw_arena_alloc(arena, (size_t)longest * sizeof *zeros);
+
+    for (int64_t i = 0; i < nseq; i++) {
+        int64_t n = left - (nseq - 1 - i);      /* each of the others needs one */
+
+        n = n < longest ? n : longest;
+        seq[i] = (struct tw_seq){ .token = zeros, .n = n, .adapter = a };
+        left -= n;
+    }
+    if (left)
+        return tw_fail(err, NULL, 0, "%lld tokens do not fit into %lld sequences of at most %lld",
+                (long long)tokens, (long long)nseq, (long long)longest);
+    return 0;
+}
+
+static void fake_rows(struct tw_pass *p, int64_t n, bool entropy)
+{
+    struct tw_rows *r = &p->rows;
+    size_t bytes = (size_t)n * sizeof(float);
+
+    r->n = n;
+    r->row = tw_arena_alloc(&p->arena, bytes);
+    r->target = tw_arena_alloc(&p->arena, bytes);
+    r->temp = tw_arena_alloc(&p->arena, bytes);
+    r->coef = tw_arena_alloc(&p->arena, bytes);
+    r->logp = tw_arena_alloc(&p->arena, bytes);
+    if (entropy)
+        r->entropy = tw_arena_alloc(&p->arena, bytes);
+    for (int64_t i = 0; i < n; i++)
+        r->row[i] = (int32_t)i;
+}
+
+static double count_flops(struct tw_pass *p, unsigned flags, size_t *peak)
+{
+    struct tw_dev_head *d = (struct tw_dev_head *)p->m->count;
+
+    p->flags = flags;
+    d->flops = 0;
+    *peak = tw_pass_count(p);
+    return d->flops;
+}
+
+int tw_model_plan(struct tw_model *m, struct tw_adapter *a, int64_t tokens, int64_t nseq,
+        int64_t longest, unsigned flags, struct tw_plan *out, struct tw_err *err)
+{
+    struct tw_pass p = { .m = m };
+    struct tw_seq *seq;
+    size_t peak;
+    int ret = -1;
+
+    if (tokens < 1 || nseq < 1 || nseq > tokens || longest < 1 || longest > tokens)
+        return tw_fail(err, NULL, 0, "%lld tokens in %lld sequences of at most %lld is no batch",
+                (long long)tokens, (long long)nseq, (long long)longest);
+    *out = (struct tw_plan){ .params = m->info.params, .weights = m->mem.n,
+        .gradients = m->grads.n + (a ? a->grads.n : 0), .adapters = a ? a->mem.n : 0 };
+    seq = tw_arena_alloc(&p.arena, (size_t)nseq * sizeof *seq);
+    if (fake_batch(m, a, tokens, nseq, longest, seq, &p.arena, err) ||
+        tw_batch_pack(&p.b, m, seq, nseq, flags, &p.arena, err))
+        goto out;
+    fake_rows(&p, tokens, flags & TW_ENTROPY);
+    out->trainable = (m->opts.train ? m->params.elems : 0) +
+                     (a && a->train ? a->params.elems : 0);
+    out->optimizer = 2 * out->gradients;
+    out->head = m->ops->head_scratch(m->dev, tokens, m->cfg.V, m->cfg.D, flags & TW_BACKWARD);
+    out->state = tw_state_bytes(m, longest) * (size_t)nseq;
+    out->flops_forward = count_flops(&p, 0, &peak);
+    out->flops_step = count_flops(&p, flags, &out->activations);
+    out->total = out->weights + out->adapters + out->gradients + out->activations + out->head;
+    if (flags & TW_BACKWARD)
+        out->total += out->optimizer;
+    ret = 0;
+out:
+    tw_arena_free(&p.arena);
+    return ret;
+}
