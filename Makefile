@@ -29,6 +29,8 @@ JOBS ?= 2
 TEST_S ?= 900
 FUZZ_S ?= 600
 T ?=
+# V=1 shows the commands in full.
+V ?=
 
 VERSION = 0.1.0
 # What a build needs, as Debian names it, and a header by which each is known to be there.
@@ -40,6 +42,8 @@ WARN = -Wall -Wextra -Wshadow -Wvla -Wno-unused-parameter -Wstrict-prototypes
 ALL_CPPFLAGS = -Ilib -D_GNU_SOURCE -DTW_VERSION='"$(VERSION)"' -include base/banned.h $(CPPFLAGS)
 ALL_CFLAGS = -std=c11 $(OPT) $(WARN) -ffp-contract=off -fno-math-errno -pthread -fPIC $(CFLAGS)
 LIBS = -lpcre2-8 -lutf8proc -larchive -lcurl -lzstd -ldl -lm -pthread
+# What is made, in short; nothing under make -s.
+say = $(if $V,,$(if $(findstring s,$(firstword -$(MAKEFLAGS))),@,@echo '  $1	$@';))
 NVCCFLAGS = -O3 -std=c++17 -Ilib -Ikernels -Xcompiler -fPIC --fmad=true \
 	$(foreach a,$(CUDA_ARCH),-gencode arch=compute_$a,code=sm_$a)
 
@@ -72,32 +76,32 @@ units: $(UNITS) $(GOLDEN) $(INJECT)
 
 $B/libtw.a: $(LIB_SRC:%.c=$B/%.o)
 	@rm -f $@
-	ar rcs $@ $^
+	$(call say,AR)ar rcs $@ $^
 $B/libtest.a: $(HELP_SRC:%.c=$B/%.o)
 	@rm -f $@
-	ar rcs $@ $^
+	$(call say,AR)ar rcs $@ $^
 $B/bin/%: $B/cmd/%.o $B/libtw.a
 	@mkdir -p $(@D)
-	$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(LIBS)
+	$(call say,LINK)$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(LIBS)
 $B/tests/%.so: tests/unit/%.c
 	@mkdir -p $(@D)
-	$(CC) -std=c11 -O1 -D_GNU_SOURCE $(WARN) -fPIC -shared -o $@ $< -ldl
+	$(call say,LINK)$(CC) -std=c11 -O1 -D_GNU_SOURCE $(WARN) -fPIC -shared -o $@ $< -ldl
 $B/tests/%: $B/tests/unit/%.o $B/libtest.a $B/libtw.a
 	@mkdir -p $(@D)
-	$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(LIBS)
+	$(call say,LINK)$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(LIBS)
 $B/bench/%: $B/tests/bench/%.o $B/libtest.a $B/libtw.a
 	@mkdir -p $(@D)
-	$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(LIBS)
+	$(call say,LINK)$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(LIBS)
 $B/fuzz/%: $B/tests/fuzz/%.o $B/libtw.a
 	@mkdir -p $(@D)
-	$(CC) $(ALL_CFLAGS) -fsanitize=fuzzer $(LDFLAGS) -o $@ $^ $(LIBS)
+	$(call say,LINK)$(CC) $(ALL_CFLAGS) -fsanitize=fuzzer $(LDFLAGS) -o $@ $^ $(LIBS)
 # A source that needs flags of its own has them in FLAGS_path/of/file.c.
 $B/%.o: %.c $B/flags | $B/deps
 	@mkdir -p $(@D)
-	$(CC) $(ALL_CPPFLAGS) $(ALL_CFLAGS) $(FLAGS_$<) -MMD -MP -c -o $@ $<
+	$(call say,CC)$(CC) $(ALL_CPPFLAGS) $(ALL_CFLAGS) $(FLAGS_$<) -MMD -MP -c -o $@ $<
 $B/lib/libtw-cuda.so: $(CU_SRC) $(wildcard kernels/*.h kernels/*.cuh lib/nn/*.h lib/base/*.h)
 	@mkdir -p $(@D)
-	$(NVCC) $(NVCCFLAGS) -shared -o $@ $(CU_SRC) -lcublasLt
+	$(call say,NVCC)$(NVCC) $(NVCCFLAGS) -shared -o $@ $(CU_SRC) -lcublasLt
 -include $(shell find $B -name '*.d' 2>/dev/null)
 
 # Changes when the compiler or its flags do, so that everything is built again.

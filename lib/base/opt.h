@@ -73,7 +73,7 @@ struct tw_cmd {
  * --help=man for completion and man pages), --version, --config and the environment; restores
  * SIGPIPE; exits 0 after help, 2 on misuse with one clear line that suggests the nearest name.
  * Options and operands may be mixed; `--` ends options. Returns the number of operands and moves
- * them to argv[1..]. */
+ * them to argv[1..]. What OPTS points to lives as long as the process. */
 int tw_start(const struct tw_cmd *cmd, void *opts, int argc, char **argv);
 
 /* Ends a command: closes and checks stdout, prints ERR if RET != 0, returns the exit status. */

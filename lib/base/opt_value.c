@@ -6,6 +6,9 @@
 #include <inttypes.h>
 #include <math.h>
 
+/* What option values point to lives as long as the process, like argv. */
+static struct tw_arena forever;
+
 const struct tw_opt *tw_opt_find(const struct tw_cmd *cmd, const char *name, size_t n)
 {
     TW_OPT_EACH(cmd, o)
@@ -162,6 +165,7 @@ int tw_opt_set(const struct tw_opt *o, void *opts, const char *value, const char
 {
     void *field = (char *)opts + o->at;
     struct tw_list *list = field;
+    const char **grown;
     int i;
 
     switch (o->kind) {
@@ -181,8 +185,11 @@ int tw_opt_set(const struct tw_opt *o, void *opts, const char *value, const char
         *(int *)field = i;
         return 0;
     case TW_KLIST:
-        list->v = tw_xreallocarray(list->v, (size_t)list->n + 1, sizeof(*list->v));
-        list->v[list->n++] = value;
+        grown = tw_arena_alloc(&forever, ((size_t)list->n + 1) * sizeof(*grown));
+        if (list->n)
+            memcpy(grown, list->v, (size_t)list->n * sizeof(*grown));
+        grown[list->n++] = value;
+        list->v = grown;
         return 0;
     default:
         return tw_fail(err, place, line, "not an option");
@@ -209,14 +216,13 @@ static int set_from_env(const struct tw_opt *o, void *opts, const char *name, st
 
     if (!value || reserved(name))
         return 0;
-    /* the name stays in memory as the value does: both are what error messages point to */
     if (o->kind != TW_KLIST)
         return tw_opt_set(o, opts, value, name, 0, err);
     ((struct tw_list *)((char *)opts + o->at))->n = 0;
     while (*value) {
         size_t n = strcspn(value, "\n");
 
-        if (n && tw_opt_set(o, opts, tw_xstrndup(value, n), name, 0, err))
+        if (n && tw_opt_set(o, opts, tw_arena_dup(&forever, value, n), name, 0, err))
             return -1;
         value += n + (value[n] == '\n');
     }
@@ -280,6 +286,7 @@ int tw_opt_config(const struct tw_cmd *cmd, void *opts, const char *path, struct
 {
     struct tw_buf b = {0};
     int64_t line = 1;
+    char *text;
 
     if (tw_read_file(&b, path, 1 << 20, err)) {
         tw_buf_free(&b);
@@ -289,8 +296,9 @@ int tw_opt_config(const struct tw_cmd *cmd, void *opts, const char *path, struct
         tw_buf_free(&b);
         return tw_fail(err, path, 0, "not a text file");
     }
-    /* the text is never freed: the values of string options point into it */
-    for (char *p = b.p; p && *p; line++) {
+    text = tw_arena_dup(&forever, b.n ? b.p : "", b.n);
+    tw_buf_free(&b);
+    for (char *p = text; p && *p; line++) {
         char *nl = strchr(p, '\n');
 
         if (nl)

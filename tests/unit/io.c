@@ -163,8 +163,29 @@ static void share_and_cache(void)
     CHECK_STR(tw_cache_dir(), "/x/home/.cache/twinkle");
 }
 
-int main(void)
+/* As a command, for tests/t0004-whole.sh: writes 300 kB to PATH in pieces. */
+static int write_as_command(const char *path)
 {
+    struct tw_out o;
+    char piece[1000];
+    int ret = tw_out_open(&o, path, &err);
+
+    memset(piece, 'n', sizeof(piece));
+    for (int i = 0; i < 300 && !ret; i++)
+        ret = tw_out_write(&o, piece, sizeof(piece), &err);
+    if (err.code && err.msg[0] && o.path)
+        tw_out_abort(&o);
+    else if (!ret)
+        ret = tw_out_commit(&o, &err);
+    if (ret)
+        fprintf(stderr, "%s: %s\n", err.place, err.msg);
+    return ret != 0;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1)
+        return write_as_command(argv[1]);
     if (!mkdtemp(dir))
         return 1;
     RUN(a_file_appears_whole);

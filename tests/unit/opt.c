@@ -49,7 +49,6 @@ static int as_command(int argc, char **argv)
     if (n && !strcmp(argv[1], "fail"))
         ret = tw_fail(&err, "data.jsonl", 17, "it is bad");
     tw_buf_free(&b);
-    free(o.stop.v);
     return tw_finish(&cmd, ret, &err);
 }
 

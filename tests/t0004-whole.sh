@@ -1,0 +1,52 @@
+#!/bin/sh
+# A file is there whole or not at all, whatever fails. The command is the program of
+# tests/unit/io.c, which writes 300 kB in 300 pieces.
+. "$(dirname "$0")/lib.sh"
+
+# inject SPEC: runs the command with one call that fails.
+inject()
+{
+	env LD_PRELOAD="$TW_BUILD/tests/inject.so" TW_INJECT_PATH=file TW_INJECT="$1" io file
+}
+
+test_case 'the library that injects failures counts calls' '
+	LD_PRELOAD="$TW_BUILD/tests/inject.so" TW_INJECT_PATH=file TW_INJECT_COUNT=count io file
+	test_equal "$(grep -c ^write count)" 301
+	test_equal "$(grep -c ^fsync count)" 1
+	test_equal "$(grep -c ^rename count)" 1
+	test_equal "$(grep -c ^open count)" 1
+	test_equal "$(wc -c <file | tr -d " ")" 300000
+'
+test_case 'each failure leaves the old file and nothing else' '
+	echo old >file
+	for at in open:1 write:1 write:2 write:150 write:300 write:301 write:301:EIO fsync:1 rename:1; do
+	    test_exit 1 inject $at 2>err
+	    case $at in *EIO) text="Input/output error" ;; *) text="No space left on device" ;; esac
+	    test_text err "file: cannot "
+	    test_text err "$text"
+	    test_equal "$(cat file)" old
+	    test_equal "$(ls -A | tr "\n" " ")" "err file "
+	done
+	inject write:302
+	test_equal "$(wc -c <file | tr -d " ")" 300000
+'
+test_case 'a small file system that fills up' '
+	mkdir disk
+	mount -t tmpfs -o size=100k tmpfs disk 2>/dev/null || test_skip "cannot mount"
+	echo old >disk/file
+	status=0
+	io disk/file 2>err || status=$?
+	ls -A disk >names
+	cat disk/file >text
+	umount disk
+	test_equal "$status $(cat names) $(cat text)" "1 file old"
+	test_text err "No space left on device"
+'
+test_case 'a folder that may not be written' '
+	[ "$(id -u)" != 0 ] || test_skip "root may write anywhere"
+	mkdir closed
+	chmod 555 closed
+	test_exit 1 io closed/file 2>err
+	test_text err "closed/file: cannot create: Permission denied"
+'
+test_done
