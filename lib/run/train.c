@@ -1,0 +1,323 @@
+/* train.c - a run from its options to its last checkpoint */
+#include "run/train_priv.h"
+#include "base/io.h"
+#include "data/hub.h"
+#include <inttypes.h>
+#include <stdlib.h>
+
+int tw_train_device(const struct tw_train_opts *o, struct tw_dev **dev, struct tw_err *err)
+{
+    if (!strncmp(o->device, "cuda", 4))
+        return tw_fail_code(err, TW_EMISUSE, "--device", 0, "%s: this build trains on the CPU",
+                o->device);
+    if (strcmp(o->device, "auto") && strcmp(o->device, "cpu"))
+        return tw_fail_code(err, TW_EMISUSE, "--device", 0,
+                "unknown device '%s': known are auto, cpu, cuda, cuda:N", o->device);
+    *dev = tw_cpu_open((int)o->threads, "auto", err);
+    return *dev ? 0 : -1;
+}
+
+/* The name of the base that an adapter records: a hub's ORG/NAME, or what was typed. */
+char *tw_train_base_name(const char *model)
+{
+    const char *at;
+
+    if (strncmp(model, "hf://", 5) && strncmp(model, "ms://", 5))
+        return tw_xstrdup(model);
+    model += 5;
+    at = strchr(model, '@');
+    return tw_xstrndup(model, at ? (size_t)(at - model) : strlen(model));
+}
+
+/* The model on the counting device: its sizes, before any weight is read. */
+static int open_counted(struct tw_trainer *t, struct tw_err *err)
+{
+    const struct tw_train_opts *o = t->o;
+    struct tw_model_opts m = { .dtype = t->dtype, .train = !t->use_lora, .init_random = o->init,
+        .config_json = o->config_json, .seed = (uint64_t)o->seed };
+
+    if (!(t->count_dev = tw_count_open(t->dev, err)) ||
+            !(t->count_model = tw_model_open(t->model_dir, t->count_dev, &m, err)))
+        return -1;
+    if (!t->use_lora)
+        t->params = tw_model_params(t->count_model);
+    else if ((t->count_adapter = t->adapter_dir ?
+            tw_adapter_open(t->count_model, t->adapter_dir, true, err) :
+            tw_adapter_new(t->count_model, &t->lora, (uint64_t)o->seed, true, err)))
+        t->params = tw_adapter_params(t->count_adapter);
+    return t->params ? 0 : -1;
+}
+
+static struct tw_data *open_data(struct tw_trainer *t, char *const *paths, int n, bool by_number,
+        char *spool, struct tw_err *err)
+{
+    const struct tw_model_info *info = tw_model_info(t->count_model);
+    bool steps = t->schedule.kind != TW_CONSTANT && !t->o->steps;
+    struct tw_data_opts d = { .path = paths, .npath = n, .chat = t->chat, .vocab = info->V,
+        .max_len = info->max_positions > 0 ? info->max_positions : INT64_MAX, .spool = spool,
+        .again = by_number || t->o->epochs > 1 || steps || (t->shuffle && !t->shuffle_auto),
+        .again_if_sft = t->shuffle, .tally = &t->tally };
+    struct tw_data *data = tw_data_open(&d, err);
+
+    if (data && !tw_data_streams(data) && !tw_data_count(data)) {
+        tw_fail(err, n ? paths[0] : "stdin", 0, "no sample has a token to train on (%" PRId64
+                " records read)", t->tally.in);
+        tw_data_close(data);
+        data = NULL;
+    }
+    return data;
+}
+
+/* Samples, steps, and the schedule's end. */
+static int open_records(struct tw_trainer *t, struct tw_err *err)
+{
+    const struct tw_train_opts *o = t->o;
+    char *spool = o->plan ? NULL : tw_path_join(o->out, "data");
+    char *eval_path = (char *)o->eval, *eval_spool = o->plan ? NULL : tw_path_join(o->out,
+            "data-eval");
+    int ret = -1;
+
+    if (!(t->data = open_data(t, t->paths, t->npaths, false, spool, err)) ||
+            (o->eval && !(t->eval = open_data(t, &eval_path, 1, true, eval_spool, err))))
+        goto out;
+    t->schedule.total = o->steps;
+    if (tw_data_streams(t->data)) {
+        t->shuffle = false;
+    } else {
+        int64_t n = tw_data_count(t->data), epochs = o->epochs ? o->epochs : 1;
+
+        t->per_epoch = (n + o->batch - 1) / o->batch;
+        if (!o->steps || (o->epochs && o->steps > epochs * t->per_epoch))
+            t->schedule.total = epochs * t->per_epoch;
+    }
+    if (t->tally.skipped * 2 > t->tally.in && !o->force)
+        tw_fail(err, NULL, 0, "%" PRId64 " of %" PRId64 " records have nothing to train on (first: "
+                "%s at %s); --force trains on the rest", t->tally.skipped, t->tally.in,
+                t->tally.why[0].reason, t->tally.why[0].first);
+    else
+        ret = 0;
+out:
+    free(spool);
+    free(eval_spool);
+    return ret;
+}
+
+/* Weights, adapter and moments: new, or those of the checkpoint FROM. */
+static int open_weights(struct tw_trainer *t, const char *from, struct tw_err *err)
+{
+    const struct tw_train_opts *o = t->o;
+    bool whole = !t->use_lora && from;
+    struct tw_model_opts m = { .dtype = t->dtype, .train = !t->use_lora,
+        .init_random = o->init && !whole, .config_json = whole ? NULL : o->config_json,
+        .seed = (uint64_t)o->seed };
+    const char *adapter = from ? from : t->adapter_dir;
+
+    if (!(t->model = tw_model_open(whole ? from : t->model_dir, t->dev, &m, err)))
+        return -1;
+    if (t->use_lora && !(t->adapter = adapter ? tw_adapter_open(t->model, adapter, true, err) :
+            tw_adapter_new(t->model, &t->lora, (uint64_t)o->seed, true, err)))
+        return -1;
+    t->params = t->use_lora ? tw_adapter_params(t->adapter) : tw_model_params(t->model);
+    if (!(t->optim = tw_optim_open(t->dev, t->params, t->use_lora, &t->optim_opts, err)))
+        return -1;
+    tw_params_zero(t->dev, t->params);
+    t->engine.model = t->model;
+    t->engine.micro_tokens = o->micro_tokens;
+    return from ? tw_engine_load(&t->engine, t->optim, t->updates, from, err) : 0;
+}
+
+/* What is trained and what decays, once, for those who ask (-v). */
+static void describe(const struct tw_trainer *t)
+{
+    struct tw_buf b = { 0 };
+    int64_t n[2], elems[2];
+    char text[2][32];
+
+    tw_optim_groups(t->optim, n, elems);
+    if (t->adapter) {
+        tw_adapter_describe(t->adapter, &b);
+        tw_info("adapter: %s", b.p);
+    }
+    tw_info("weight decay %g on %" PRId64 " tensors (%s numbers), none on %" PRId64 " (%s)",
+            t->optim_opts.decay, n[0], tw_fmt_count(text[0], elems[0]), n[1],
+            tw_fmt_count(text[1], elems[1]));
+    tw_info("optimizer and %s are kept in f32", t->adapter ? "adapter" : "master weights");
+    tw_info("planned memory %s, a checkpoint takes %s", tw_fmt_bytes(text[0],
+            (double)t->peak_plan), tw_fmt_bytes(text[1], (double)tw_run_ckpt_size(t)));
+    tw_buf_free(&b);
+}
+
+/* A stream goes on behind what was consumed, which must be what it was. */
+static int skip_consumed(struct tw_trainer *t, struct tw_err *err)
+{
+    int64_t n = t->stream_n;
+    int got = 1;
+
+    while (got > 0 && tw_data_count(t->data) < n) {
+        struct tw_datum d;
+
+        tw_arena_reset(&t->arena);
+        got = tw_data_next(t->data, &t->arena, &d, err);
+    }
+    if (got < 0)
+        return -1;
+    if (n && tw_data_hash(t->data) != t->stream_hash && !t->o->force)
+        return tw_fail(err, "the data", 0, "its first %" PRId64 " samples are not those that the "
+                "run has trained on: give the same, another -o, or --force", n);
+    return 0;
+}
+
+static int resume(struct tw_trainer *t, const char *from, struct tw_err *err)
+{
+    const char *name = strrchr(from, '/') + 1;
+
+    if (tw_state_read(t, from, err) || (!t->o->force && tw_state_compare(t, from, err)))
+        return -1;
+    if (tw_data_streams(t->data) && skip_consumed(t, err))
+        return -1;
+    t->resuming = true;
+    t->saved = t->step;
+    if (t->ended || (t->schedule.total && t->step >= t->schedule.total))
+        tw_notice("%s is finished: step %" PRId64 " was its last", t->o->out, t->step);
+    else
+        tw_notice("going on after step %" PRId64, t->step);
+    return tw_ckpt_link(t->o->out, "latest", name, err);
+}
+
+static int evaluate(struct tw_trainer *t, struct tw_err *err)
+{
+    if (tw_train_eval(t, err))
+        return -1;
+    if (t->o->early_stop && t->bad_evals >= t->o->early_stop) {
+        tw_notice("stops early: %" PRId64 " evaluations without a better loss than %.6g of step %"
+                PRId64, t->bad_evals, t->best, t->best_step);
+        t->ended = true;
+    }
+    return 0;
+}
+
+/* What is due after a step: evaluation first, so that a checkpoint knows of it. */
+static int after_step(struct tw_trainer *t, bool last, struct tw_err *err)
+{
+    const struct tw_train_opts *o = t->o;
+    bool epoch = t->per_epoch && t->step % t->per_epoch == 0;
+    bool eval = t->eval && (last || (o->eval_every ? t->step % o->eval_every == 0 : epoch));
+    bool save = last || *t->stop || (o->save_every ? t->step % o->save_every == 0 : epoch);
+
+    if (eval && t->evaled != t->step && !(last && *t->stop && !t->ended) && evaluate(t, err))
+        return -1;
+    save |= t->ended || (o->keep_best && t->best_step == t->step && t->evaled == t->step);
+    return save && t->saved != t->step ? tw_run_save(t, err) : 0;
+}
+
+static int loop(struct tw_trainer *t, struct tw_err *err)
+{
+    struct tw_progress p;
+    bool end = false;
+    int ret = 0;
+
+    tw_progress_start(&p, "train step", NULL, t->schedule.total);
+    while (!ret && !end && !t->ended && !*t->stop &&
+            (!t->schedule.total || t->step < t->schedule.total)) {
+        if ((ret = tw_train_step(t, &end, err)) || end)
+            break;
+        if (t->o->publish)
+            ret = tw_run_publish(t, err);
+        if (!ret)
+            ret = after_step(t, t->schedule.total && t->step >= t->schedule.total, err);
+        tw_progress_at(&p, t->step, NULL);
+    }
+    if (!ret && end) {
+        t->ended = true;
+        if (t->schedule.total && t->step < t->schedule.total)
+            tw_notice("the data ended after %" PRId64 " of %" PRId64 " steps", t->step,
+                    t->schedule.total);
+        if (t->step > 0)
+            ret = after_step(t, true, err);
+    }
+    tw_progress_end(&p);
+    return ret;
+}
+
+static int train(struct tw_trainer *t, struct tw_err *err)
+{
+    const struct tw_train_opts *o = t->o;
+    char *from = NULL;
+    int ret = -1;
+
+    if (tw_train_parse(t, err) || tw_train_device(o, &t->dev, err) ||
+            !(t->model_dir = tw_model_dir(o->model, err)) ||
+            (o->adapter && !(t->adapter_dir = tw_adapter_dir(o->adapter, err))) ||
+            open_counted(t, err) ||
+            !(t->chat = tw_chat_open(t->model_dir, NULL, &(struct tw_chat_opts){ .thinking = TW_AUTO,
+                    .add_special = TW_AUTO, .control = TW_AUTO }, err)))
+        return -1;
+    t->base = tw_train_base_name(o->model);
+    if (!o->plan && tw_run_enter(t, err))
+        return -1;
+    if (open_records(t, err) || tw_train_plan(t, o->plan ? t->out : NULL, err) ||
+            tw_train_settings(t, err))
+        return -1;
+    if (o->plan)
+        return 0;
+    if ((o->resume && tw_run_newest(t, &from, err)) || (from && resume(t, from, err)) ||
+            open_weights(t, from, err))
+        goto out;
+    describe(t);
+    if (tw_run_start(t, err) || loop(t, err))
+        goto out;
+    ret = 0;
+out:
+    free(from);
+    return ret;
+}
+
+static void close_all(struct tw_trainer *t)
+{
+    tw_run_leave(t);
+    tw_metrics_close(t->metrics);
+    tw_metrics_close(t->copy);
+    tw_data_close(t->data);
+    tw_data_close(t->eval);
+    tw_optim_close(t->optim);
+    if (t->adapter)
+        tw_adapter_close(t->adapter);
+    if (t->count_adapter)
+        tw_adapter_close(t->count_adapter);
+    if (t->model)
+        tw_model_close(t->model);
+    if (t->count_model)
+        tw_model_close(t->count_model);
+    if (t->chat)
+        tw_chat_close(t->chat);
+    if (t->count_dev)
+        tw_dev_close(t->count_dev);
+    if (t->dev)
+        tw_dev_close(t->dev);
+    tw_engine_close(&t->engine);
+    tw_arena_free(&t->arena);
+    for (int i = 0; i < t->nsetting; i++)
+        free(t->setting[i].text);
+    free(t->lora_targets);
+    free(t->lora_init);
+    free(t->model_dir);
+    free(t->adapter_dir);
+    free(t->base);
+}
+
+int tw_train(const struct tw_train_opts *o, char *const *paths, int npaths, struct tw_str options,
+        const volatile sig_atomic_t *stop, FILE *out, struct tw_err *err)
+{
+    struct tw_trainer t = { .o = o, .paths = paths, .npaths = npaths, .options = options,
+        .stop = stop, .out = out, .lock = -1, .best_step = -1, .saved = -1, .evaled = -1 };
+    int ret;
+
+    if (o->merge)
+        return tw_train_merge(o, err);
+    tw_tally_start(&t.tally);
+    ret = train(&t, err);
+    if (!ret && !o->plan)
+        tw_tally_end(&t.tally);
+    close_all(&t);
+    return ret;
+}

@@ -1,0 +1,189 @@
+/* train_plan.c - what a training takes, counted before any weight is read */
+#include "run/train_priv.h"
+#include <inttypes.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+
+#define VISITS_MAX (4 << 20)        /* samples whose order is followed to find the largest pass */
+
+/* The largest pass of the run, and the mean step. */
+struct size {
+    int64_t tokens, nseq, longest;
+    int64_t step_tokens;
+};
+
+static size_t read_number(const char *path)
+{
+    struct tw_buf b = { 0 };
+    FILE *fp = fopen(path, "r");
+    char line[64] = "";
+    char *end;
+    size_t v = SIZE_MAX;
+
+    if (fp && fgets(line, sizeof line, fp)) {
+        v = strtoull(line, &end, 10);
+        if (end == line)            /* "max" */
+            v = SIZE_MAX;
+    }
+    if (fp)
+        fclose(fp);
+    tw_buf_free(&b);
+    return v;
+}
+
+/* Bytes that this process may still take: of the machine, of its cgroup, of its limits. */
+static size_t free_memory(void)
+{
+    size_t max = SIZE_MAX, limit, used;
+    FILE *fp = fopen("/proc/meminfo", "r");
+    char line[256];
+    struct rlimit r;
+
+    while (fp && fgets(line, sizeof line, fp))
+        if (!strncmp(line, "MemAvailable:", 13))
+            max = (size_t)strtoull(line + 13, NULL, 10) << 10;
+    if (fp)
+        fclose(fp);
+    limit = read_number("/sys/fs/cgroup/memory.max");
+    used = read_number("/sys/fs/cgroup/memory.current");
+    if (limit != SIZE_MAX && used != SIZE_MAX && limit > used && limit - used < max)
+        max = limit - used;
+    if (!getrlimit(RLIMIT_AS, &r) && r.rlim_cur != RLIM_INFINITY && r.rlim_cur < max)
+        max = r.rlim_cur;
+    return max;
+}
+
+/* Follows the order of the run and cuts it as the engine does, by whole samples. */
+static struct size largest_pass(const struct tw_trainer *t)
+{
+    int64_t n = tw_data_count(t->data), micro = t->o->micro_tokens, batch = t->o->batch;
+    struct size z = { .longest = tw_data_longest(t->data) };
+    int64_t epochs = t->per_epoch ? (t->schedule.total + t->per_epoch - 1) / t->per_epoch : 1;
+
+    for (int64_t e = 0, seen = 0; n && e < epochs && seen < VISITS_MAX; e++, seen += n)
+        for (int64_t i = 0, pass = 0; i < n; i++) {
+            int64_t more = tw_data_sample_tokens(t->data, tw_train_order(t, e, i));
+
+            if (i % batch == 0 || pass + more > micro)
+                pass = 0;
+            pass += more;
+            if (pass > z.tokens)
+                z.tokens = pass;
+        }
+    z.step_tokens = n ? (int64_t)((double)tw_data_tokens(t->data) / (double)n *
+            (double)(batch < n ? batch : n)) : micro;
+    return z;
+}
+
+static struct size size_of(const struct tw_trainer *t)
+{
+    struct size z = { .tokens = t->o->micro_tokens, .longest = t->o->micro_tokens,
+        .step_tokens = t->o->micro_tokens };
+    int64_t most = tw_model_info(t->count_model)->max_positions;
+
+    if (t->data && !tw_data_streams(t->data) && tw_data_count(t->data))
+        z = largest_pass(t);
+    if (z.longest > most && most > 0)
+        z.longest = most;
+    z.nseq = (z.tokens + z.longest - 1) / z.longest;
+    return z;
+}
+
+static int plan(const struct tw_trainer *t, const struct size *z, int64_t tokens, bool recompute,
+        struct tw_plan *p, struct tw_err *err)
+{
+    return tw_model_plan(t->count_model, t->count_adapter, tokens, (tokens + z->longest - 1) /
+            z->longest, z->longest < tokens ? z->longest : tokens, TW_BACKWARD |
+            (recompute ? TW_RECOMPUTE : 0), p, err);
+}
+
+static void print_bytes(FILE *out, const char *what, size_t n)
+{
+    char text[32];
+
+    fprintf(out, "%-24s %10s  %zu bytes\n", what, tw_fmt_bytes(text, (double)n), n);
+}
+
+static void print(const struct tw_trainer *t, const struct size *z, const struct tw_plan *p,
+        double flops, FILE *out)
+{
+    char text[32];
+
+    fprintf(out, "%-24s %s\n", "parameters", tw_fmt_count(text, p->params));
+    fprintf(out, "%-24s %s\n", "trained", tw_fmt_count(text, p->trainable));
+    fprintf(out, "%-24s %s tokens, recompute %s\n", "largest pass", tw_fmt_count(text, z->tokens),
+            t->engine.recompute ? "layer" : "none");
+    if (t->schedule.total)
+        fprintf(out, "%-24s %s\n", "steps", tw_fmt_count(text, t->schedule.total));
+    print_bytes(out, "memory: weights", p->weights);
+    print_bytes(out, "memory: adapter", p->adapters);
+    print_bytes(out, "memory: gradients", p->gradients);
+    print_bytes(out, "memory: optimizer", p->optimizer);
+    print_bytes(out, "memory: activations", p->activations);
+    print_bytes(out, "memory: head", p->head);
+    print_bytes(out, "memory: total", p->total);
+    fprintf(out, "%-24s %.4g\n", "FLOPs a step", flops);
+    print_bytes(out, "a checkpoint", tw_run_ckpt_size(t));
+    if (t->o->keep)
+        print_bytes(out, "checkpoints kept", tw_run_ckpt_size(t) * (size_t)(t->o->keep + 1));
+}
+
+/* What would help, with its effect, cheapest first. */
+static void advice(const struct tw_trainer *t, const struct size *z, struct tw_buf *b)
+{
+    struct tw_plan p;
+    char text[32];
+    int64_t less = z->tokens / 2 > z->longest ? z->tokens / 2 : z->longest;
+
+    if (!t->engine.recompute && !plan(t, z, z->tokens, true, &p, NULL))
+        tw_buf_printf(b, "; --recompute layer: %s", tw_fmt_bytes(text, (double)p.total));
+    if (less < z->tokens && !plan(t, z, less, true, &p, NULL))
+        tw_buf_printf(b, "; --micro-tokens %" PRId64 " --recompute layer: %s", less,
+                tw_fmt_bytes(text, (double)p.total));
+    if (!t->use_lora)
+        tw_buf_puts(b, "; --lora trains a small part of the weights");
+    if (z->longest > 512)
+        tw_buf_puts(b, "; tw-encode --max-length makes sequences shorter");
+}
+
+static int too_large(const struct tw_trainer *t, const struct size *z, const struct tw_plan *p,
+        size_t have, struct tw_err *err)
+{
+    struct tw_buf b = { 0 };
+    char total[32], fit[32], w[32], o[32], g[32], a[32];
+
+    advice(t, z, &b);
+    tw_fail(err, NULL, 0, "the training needs %s and %s are free: weights and adapter %s, gradients "
+            "%s, optimizer %s, activations of %" PRId64 " tokens %s. What helps%s; --force goes on "
+            "all the same", tw_fmt_bytes(total, (double)p->total), tw_fmt_bytes(fit, (double)have),
+            tw_fmt_bytes(w, (double)(p->weights + p->adapters)),
+            tw_fmt_bytes(g, (double)p->gradients), tw_fmt_bytes(o, (double)p->optimizer),
+            z->tokens, tw_fmt_bytes(a, (double)(p->activations + p->head)), b.n ? b.p : "");
+    tw_buf_free(&b);
+    return -1;
+}
+
+int tw_train_plan(struct tw_trainer *t, FILE *out, struct tw_err *err)
+{
+    struct size z = size_of(t);
+    size_t have = free_memory();
+    struct tw_plan p, step;
+
+    t->engine.recompute = t->o->recompute == 2;
+    if (plan(t, &z, z.tokens, t->engine.recompute, &p, err))
+        return -1;
+    if (!t->o->recompute && p.total > have / 10 * 9) {
+        t->engine.recompute = true;
+        if (plan(t, &z, z.tokens, true, &p, err))
+            return -1;
+    }
+    t->peak_plan = p.total;
+    if (out) {
+        if (plan(t, &z, z.step_tokens, t->engine.recompute, &step, err))
+            return -1;
+        print(t, &z, &p, step.flops_step, out);
+    }
+    if (p.total > have && !t->o->force)
+        return too_large(t, &z, &p, have, err);
+    return 0;
+}

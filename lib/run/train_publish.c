@@ -1,0 +1,80 @@
+/* train_publish.c - the weights of each step, for a sampler that follows the run */
+#include "run/train_priv.h"
+#include "base/io.h"
+#include "base/json.h"
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+
+#define KEEP 3                      /* published steps; a sampler may still read an older one */
+
+/* RUN/policy.json: what the newest weights are and how much went into them. */
+static int write_policy(struct tw_trainer *t, const char *name, struct tw_err *err)
+{
+    char *path = tw_path_join(t->o->out, "policy.json");
+    struct tw_buf b = { 0 };
+    struct tw_jw w;
+    int ret;
+
+    tw_jw_init(&w, &b);
+    tw_jw_obj(&w);
+    tw_jw_key(&w, "step");
+    tw_jw_int(&w, t->step);
+    tw_jw_key(&w, "path");
+    tw_jw_cstr(&w, name);
+    tw_jw_key(&w, "batch");
+    tw_jw_int(&w, t->o->batch);
+    tw_jw_key(&w, "trained");
+    tw_jw_int(&w, t->trained);
+    tw_jw_key(&w, "dropped");
+    tw_jw_int(&w, t->tally.skipped);
+    tw_jw_key(&w, "prompts");
+    tw_jw_int(&w, t->trained);
+    tw_jw_obj_end(&w);
+    tw_buf_putc(&b, '\n');
+    ret = tw_write_file(path, b.p, b.n, err);
+    tw_buf_free(&b);
+    free(path);
+    return ret;
+}
+
+static int prune(const char *dir, struct tw_err *err)
+{
+    int64_t *step, n;
+    int ret = tw_ckpt_list(dir, &step, &n, err);
+
+    for (int64_t i = KEEP; !ret && i < n; i++) {
+        char name[32];
+
+        snprintf(name, sizeof name, "step-%" PRId64, step[i]);
+        ret = tw_ckpt_remove(dir, name, err);
+    }
+    free(step);
+    return ret;
+}
+
+int tw_run_publish(struct tw_trainer *t, struct tw_err *err)
+{
+    char *dir = tw_path_join(t->o->out, "policy");
+    char *name = tw_xasprintf("policy/step-%" PRId64, t->step);
+    char *final = tw_path_join(t->o->out, name), *tmp = tw_xasprintf("%s/.new", dir);
+    int ret = -1;
+
+    if ((tw_is_dir(tmp) && tw_rmtree(tmp, err)) || tw_mkdirs(tmp, err))
+        goto out;
+    if (t->adapter ? tw_adapter_save(t->adapter, tmp, t->base, err) :
+            tw_model_save(t->model, NULL, t->dtype, tmp, err))
+        goto out;
+    if (tw_is_dir(final) && tw_rmtree(final, err))
+        goto out;
+    if (rename(tmp, final))
+        tw_fail(err, final, 0, "cannot rename %s to this: %s", tmp, strerror(errno));
+    else if (!write_policy(t, name, err))
+        ret = prune(dir, err);
+out:
+    free(dir);
+    free(name);
+    free(final);
+    free(tmp);
+    return ret;
+}

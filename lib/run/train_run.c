@@ -1,0 +1,306 @@
+/* train_run.c - the folder RUN: lock, checkpoints, metrics */
+#include "run/train_priv.h"
+#include "base/io.h"
+#include "base/json.h"
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* Does RUN hold anything but what a run leaves that never began (its lock, spooled data)? */
+static bool in_use(const char *run)
+{
+    DIR *d = opendir(run);
+    struct dirent *e;
+    bool yes = false;
+
+    if (!d)
+        return false;
+    while (!yes && (e = readdir(d)))
+        yes = e->d_name[0] != '.' && strcmp(e->d_name, "lock") && strncmp(e->d_name, "data-", 5);
+    closedir(d);
+    return yes;
+}
+
+/* Removes files that a killed process was writing: ".NAME.tmp-PID". */
+static void sweep(const char *run)
+{
+    DIR *d = opendir(run);
+    struct dirent *e;
+
+    while (d && (e = readdir(d)))
+        if (e->d_name[0] == '.' && strstr(e->d_name, ".tmp-")) {
+            char *path = tw_path_join(run, e->d_name);
+
+            unlink(path);
+            free(path);
+        }
+    if (d)
+        closedir(d);
+}
+
+int tw_run_enter(struct tw_trainer *t, struct tw_err *err)
+{
+    const char *run = t->o->out;
+    char *path;
+    struct stat st;
+    int ret = -1;
+
+    if (!stat(run, &st) && !S_ISDIR(st.st_mode))
+        return tw_fail(err, run, 0, "is not a folder: a run is one");
+    if (!t->o->resume && in_use(run))
+        return tw_fail(err, run, 0, "is there already: go on with it by --resume, or give another "
+                "-o");
+    if (tw_mkdirs(run, err))
+        return -1;
+    path = tw_path_join(run, "lock");
+    t->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (t->lock < 0)
+        tw_fail(err, path, 0, "cannot open: %s", strerror(errno));
+    else if (flock(t->lock, LOCK_EX | LOCK_NB))
+        tw_fail(err, run, 0, errno == EWOULDBLOCK ? "another tw-train is working in it" :
+                "cannot lock: %s", strerror(errno));
+    else
+        ret = tw_ckpt_clean(run, err);
+    if (!ret)
+        sweep(run);
+    free(path);
+    return ret;
+}
+
+/* A run that failed before it began leaves nothing that would be in the way of the next try. */
+void tw_run_leave(struct tw_trainer *t)
+{
+    const char *run = t->o->out;
+    char *lock;
+
+    if (t->lock < 0)
+        return;
+    if (!in_use(run)) {
+        lock = tw_path_join(run, "lock");
+        unlink(lock);
+        rmdir(run);
+        free(lock);
+    }
+    close(t->lock);
+    t->lock = -1;
+}
+
+int tw_run_newest(struct tw_trainer *t, char **dir, struct tw_err *err)
+{
+    int64_t *step, n;
+
+    *dir = NULL;
+    if (tw_ckpt_list(t->o->out, &step, &n, err))
+        return -1;
+    for (int64_t i = 0; i < n && !*dir; i++) {
+        char *path = tw_xasprintf("%s/step-%" PRId64, t->o->out, step[i]);
+        struct tw_err bad = { 0 };
+
+        if (!tw_ckpt_verify(path, &bad)) {
+            *dir = path;
+            continue;
+        }
+        tw_notice("%s is skipped: %s: %s", path, bad.place, bad.msg);
+        free(path);
+    }
+    free(step);
+    if (n && !*dir)
+        return tw_fail(err, t->o->out, 0, "none of its %" PRId64 " checkpoints is intact: begin "
+                "anew with another -o", n);
+    return 0;
+}
+
+static void put_options(struct tw_jw *w, void *arg)
+{
+    const struct tw_trainer *t = arg;
+
+    tw_jw_key(w, "options");
+    tw_jw_raw(w, t->options);
+}
+
+static int cut_metrics(struct tw_trainer *t, const char *path, struct tw_err *err)
+{
+    struct stat st;
+
+    if (stat(path, &st) || st.st_size < t->metrics_bytes) {
+        tw_notice("%s is shorter than at step %" PRId64 ": what is missing stays missing", path,
+                t->step);
+        return 0;
+    }
+    if (truncate(path, t->metrics_bytes))
+        return tw_fail(err, path, 0, "cannot cut back to step %" PRId64 ": %s", t->step,
+                strerror(errno));
+    return 0;
+}
+
+int tw_run_start(struct tw_trainer *t, struct tw_err *err)
+{
+    char *config = tw_path_join(t->o->out, "config.json");
+    char *metrics = tw_path_join(t->o->out, "metrics.jsonl");
+    struct tw_buf b = { 0 };
+    int ret = -1;
+
+    tw_buf_adds(&b, t->options);
+    tw_buf_putc(&b, '\n');
+    if (tw_write_file(config, b.p, b.n, err) || (t->resuming && cut_metrics(t, metrics, err)))
+        goto out;
+    if (!(t->metrics = tw_metrics_open(metrics, t->resuming, err)))
+        goto out;
+    if (t->o->metrics && !(t->copy = tw_metrics_open(t->o->metrics, t->resuming, err)))
+        goto out;
+    ret = t->resuming ? 0 : tw_run_event(t, "config", put_options, t, err);
+out:
+    tw_buf_free(&b);
+    free(config);
+    free(metrics);
+    return ret;
+}
+
+int tw_run_event(struct tw_trainer *t, const char *event, void (*put)(struct tw_jw *w, void *arg),
+        void *arg, struct tw_err *err)
+{
+    struct tw_metrics *sink[] = { t->metrics, t->copy };
+
+    for (int i = 0; i < 2; i++) {
+        struct tw_jw *w = tw_metrics_begin(sink[i], event, t->step);
+
+        if (!w)
+            continue;
+        put(w, arg);
+        if (tw_metrics_end(sink[i], err))
+            return -1;
+    }
+    return 0;
+}
+
+/* The size of metrics.jsonl, which is on the disk afterwards. */
+static int flush_metrics(struct tw_trainer *t, struct tw_err *err)
+{
+    char *path = tw_path_join(t->o->out, "metrics.jsonl");
+    int fd = open(path, O_WRONLY | O_CLOEXEC), ret = 0;
+    struct stat st;
+
+    if (fd < 0 || fsync(fd) || fstat(fd, &st))
+        ret = tw_fail(err, path, 0, "cannot flush to disk: %s", strerror(errno));
+    else
+        t->metrics_bytes = st.st_size;
+    if (fd >= 0)
+        close(fd);
+    free(path);
+    return ret;
+}
+
+size_t tw_run_ckpt_size(const struct tw_trainer *t)
+{
+    size_t elems = (size_t)(t->params ? t->params->elems : 0), side = 0;
+    bool exact = t->use_lora || t->dtype == TW_F32;
+
+    tw_ckpt_copy_side(t->model_dir, NULL, &side, NULL);
+    return elems * (exact ? 4 : 2 + 4) + (t->optim ? tw_optim_file_size(t->optim) : 0) + side +
+            (64 << 10);
+}
+
+static int check_space(const struct tw_trainer *t, struct tw_err *err)
+{
+    size_t need = tw_run_ckpt_size(t), have = tw_ckpt_free_space(t->o->out);
+    char a[32], b[32];
+
+    if (need <= have)
+        return 0;
+    return tw_fail(err, t->o->out, 0, "no space for a checkpoint: it takes %s (%zu bytes), and %s "
+            "(%zu bytes) are free", tw_fmt_bytes(a, (double)need), need,
+            tw_fmt_bytes(b, (double)have), have);
+}
+
+/* What was saved, read back: every tensor is there, and training has left its mark in B. */
+static int check_adapter(const struct tw_trainer *t, const char *dir, struct tw_err *err)
+{
+    char *path = tw_path_join(dir, "adapter_model.safetensors");
+    struct tw_weights w;
+    bool mark = false, open;
+    int ret;
+
+    ret = tw_weights_open(&w, path, err);
+    open = !ret;
+    if (open && w.n != t->params->n)
+        ret = tw_fail(err, path, 0, "holds %" PRId64 " tensors, and %" PRId64 " are trained", w.n,
+                t->params->n);
+    for (int64_t i = 0; !ret && !mark && i < w.n; i++) {
+        const struct tw_wtensor *x = &w.t[i];
+        const unsigned char *p = x->data;
+        size_t bytes = (size_t)x->n * tw_dtype_size(x->dtype);
+
+        if (memmem(x->name.p, x->name.n, "lora_B", 6))
+            for (size_t k = 0; k < bytes && !mark; k++)
+                mark = p[k] != 0;
+    }
+    if (!ret && t->moved && !mark)
+        ret = tw_fail(err, path, 0, "every B is zero after %" PRId64 " steps", t->step);
+    if (open)
+        tw_weights_close(&w);
+    free(path);
+    return ret;
+}
+
+static int write_ckpt(struct tw_trainer *t, const char *dir, struct tw_err *err)
+{
+    const char *bad = tw_optim_bad_weight(t->optim, err);
+
+    if (bad)
+        return tw_fail(err, t->o->out, 0, "%s holds a number that is not finite: step %" PRId64
+                " is not saved", bad, t->step);
+    if (tw_engine_save(&t->engine, t->adapter, t->optim, t->dtype, t->base, dir, err) ||
+            (t->adapter && check_adapter(t, dir, err)))
+        return -1;
+    return tw_ckpt_copy_side(t->model_dir, dir, NULL, err) || tw_state_write(t, dir, err) ? -1 : 0;
+}
+
+static int prune(const struct tw_trainer *t, struct tw_err *err)
+{
+    int64_t *step, n, left = t->o->keep;
+    int ret;
+
+    if (!left)
+        return 0;
+    ret = tw_ckpt_list(t->o->out, &step, &n, err);
+    for (int64_t i = 0; !ret && i < n; i++) {
+        char name[32];
+
+        if (left > 0 && step[i] <= t->step) {       /* later ones are damaged leftovers */
+            left--;
+            continue;
+        }
+        if (t->o->keep_best && step[i] == t->best_step)
+            continue;
+        snprintf(name, sizeof name, "step-%" PRId64, step[i]);
+        ret = tw_ckpt_remove(t->o->out, name, err);
+    }
+    free(step);
+    return ret;
+}
+
+int tw_run_save(struct tw_trainer *t, struct tw_err *err)
+{
+    struct tw_ckpt c;
+    char name[32];
+
+    snprintf(name, sizeof name, "step-%" PRId64, t->step);
+    if (flush_metrics(t, err) || check_space(t, err) || tw_ckpt_begin(&c, t->o->out, name, err))
+        return -1;
+    if (write_ckpt(t, c.tmp, err)) {
+        tw_ckpt_abort(&c);
+        return -1;
+    }
+    if (tw_ckpt_commit(&c, err) || tw_ckpt_link(t->o->out, "latest", name, err))
+        return -1;
+    t->saved = t->step;
+    if (t->o->keep_best && t->best_step == t->step && tw_ckpt_link(t->o->out, "best", name, err))
+        return -1;
+    return prune(t, err);
+}

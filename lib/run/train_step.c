@@ -1,0 +1,252 @@
+/* train_step.c - one optimiser step, and an evaluation */
+#include "run/train_priv.h"
+#include "base/json.h"
+#include "base/rng.h"
+#include <inttypes.h>
+#include <math.h>
+#include <sys/resource.h>
+
+/* The samples of a step as the engine takes them, in their order. */
+struct batch {
+    struct tw_engine_sample *s;
+    int64_t *id;                    /* the number in the data, for messages */
+    int64_t n, cap;
+    int64_t samples, tokens, supervised, sequences;
+};
+
+/* What a line of metrics says of a step. */
+struct step_line {
+    double loss, lr, norm, seconds;
+    int64_t tokens;
+};
+
+int64_t tw_train_order(const struct tw_trainer *t, int64_t epoch, int64_t i)
+{
+    int64_t n = tw_data_count(t->data);
+
+    return t->shuffle ? (int64_t)tw_permute(t->shuffle_seed, (uint64_t)epoch, (uint64_t)i,
+            (uint64_t)n) : i;
+}
+
+/* Adds the sequences of D that train something; the others cannot change any number. */
+static int add(struct tw_trainer *t, struct batch *b, const struct tw_datum *d, int64_t epoch,
+        struct tw_err *err)
+{
+    if (d->kind == TW_REC_PREFERENCE && !t->loss.pairs)
+        return tw_fail(err, "--loss", 0, "%s does not take preference records (chosen, rejected)",
+                t->loss.name);
+    for (int64_t i = 0; i < d->nseq; i++) {
+        const struct tw_tokens *q = &d->seq[i];
+        uint64_t name[3] = { (uint64_t)epoch, (uint64_t)d->id, (uint64_t)i };
+
+        if (!q->supervised)
+            continue;
+        if (b->n == b->cap) {
+            int64_t cap = b->cap ? 2 * b->cap : 64;
+            struct tw_engine_sample *s = tw_arena_alloc(&t->arena, (size_t)cap * sizeof *s);
+            int64_t *id = tw_arena_alloc(&t->arena, (size_t)cap * sizeof *id);
+
+            if (b->n) {
+                memcpy(s, b->s, (size_t)b->n * sizeof *s);
+                memcpy(id, b->id, (size_t)b->n * sizeof *id);
+            }
+            b->s = s;
+            b->id = id;
+            b->cap = cap;
+        }
+        b->id[b->n] = d->id;
+        b->s[b->n++] = (struct tw_engine_sample){ .token = q->token, .weight = q->weight, .n = q->n,
+            .adapter = t->adapter, .loss = &t->loss, .temp = (float)d->temp,
+            .key = tw_hash64(name, sizeof name, (uint64_t)t->o->seed) };
+        b->tokens += q->n;
+        b->supervised += q->supervised;
+        b->sequences++;
+    }
+    b->samples++;
+    return 0;
+}
+
+/* The batch of step number STEP (from 0). An empty batch is the end of a stream. */
+static int gather(struct tw_trainer *t, int64_t step, struct batch *b, struct tw_err *err)
+{
+    int64_t epoch = t->per_epoch ? step / t->per_epoch : 0;
+    int64_t at = t->per_epoch ? step % t->per_epoch * t->o->batch : 0, got = 1;
+
+    *b = (struct batch){ 0 };
+    tw_arena_reset(&t->arena);
+    for (int64_t i = 0; i < t->o->batch; i++) {
+        struct tw_datum d;
+
+        if (tw_data_streams(t->data)) {
+            got = tw_data_next(t->data, &t->arena, &d, err);
+        } else if (at + i < tw_data_count(t->data)) {
+            got = tw_data_get(t->data, tw_train_order(t, epoch, at + i), &t->arena, &d, err) ?
+                    -1 : 1;
+        } else {
+            got = 0;
+        }
+        if (got <= 0)
+            break;
+        if (add(t, b, &d, epoch, err))
+            return -1;
+    }
+    return got < 0 ? -1 : 0;
+}
+
+/* What each sample's sum is multiplied with, so that the sums add up to the loss of the step. */
+static void set_scales(const struct tw_trainer *t, struct batch *b, enum tw_loss_scale scale)
+{
+    for (int64_t i = 0; i < b->n; i++) {
+        struct tw_engine_sample *s = &b->s[i];
+        int64_t own = 0;
+
+        for (int64_t k = 1; k < s->n; k++)
+            own += s->weight[k] != 0;
+        switch (scale) {
+        case TW_SCALE_TOKEN:
+            s->scale = 1 / (double)b->supervised;
+            break;
+        case TW_SCALE_SEQUENCE:
+            s->scale = 1 / ((double)own * (double)b->sequences);
+            break;
+        case TW_SCALE_SUM:
+            s->scale = 1;
+            break;
+        }
+    }
+}
+
+static int64_t peak_memory(void)
+{
+    struct rusage r;
+
+    return getrusage(RUSAGE_SELF, &r) ? 0 : (int64_t)r.ru_maxrss * 1024;
+}
+
+static void put_step(struct tw_jw *w, void *arg)
+{
+    const struct step_line *l = arg;
+
+    tw_jw_key(w, "loss");
+    tw_jw_num(w, l->loss);
+    tw_jw_key(w, "lr");
+    tw_jw_num(w, l->lr);
+    tw_jw_key(w, "grad_norm");
+    tw_jw_num(w, l->norm);
+    tw_jw_key(w, "tokens");
+    tw_jw_int(w, l->tokens);
+    tw_jw_key(w, "tokens_per_s");
+    tw_jw_num(w, l->seconds > 0 ? (double)l->tokens / l->seconds : 0);
+    tw_jw_key(w, "mfu");            /* a CPU has no peak to compare with that is known */
+    tw_jw_null(w);
+    tw_jw_key(w, "memory");
+    tw_jw_int(w, peak_memory());
+}
+
+static void put_eval(struct tw_jw *w, void *arg)
+{
+    const struct step_line *l = arg;
+
+    tw_jw_key(w, "loss");
+    tw_jw_num(w, l->loss);
+    tw_jw_key(w, "perplexity");
+    tw_jw_num(w, exp(l->loss));
+    tw_jw_key(w, "tokens");
+    tw_jw_int(w, l->tokens);
+}
+
+/* Says which samples and which parameter made a step's gradient useless. */
+static int skipped(struct tw_trainer *t, const struct batch *b, const char *bad,
+        struct tw_err *err)
+{
+    struct tw_buf names = { 0 };
+    int64_t last = -1, shown = 0;
+    int ret = 0;
+
+    for (int64_t i = 0; i < b->n; i++) {
+        char where[600];
+
+        if (isfinite(b->s[i].sum) || b->id[i] == last || shown == 4)
+            continue;
+        last = b->id[i];
+        tw_data_where(t->data, last, where);
+        tw_buf_printf(&names, "%s%s", shown++ ? ", " : "; loss not finite: ", where);
+    }
+    tw_notice("step %" PRId64 " is skipped: the gradient is not finite (%s%s)", t->step,
+            bad ? bad : "the sum overflows", names.n ? names.p : "");
+    tw_buf_free(&names);
+    if (++t->skips > t->o->max_skips)
+        ret = tw_fail(err, NULL, 0, "%" PRId64 " steps in a row had a gradient that is not finite "
+                "(--max-skips %" PRId64 "); the last checkpoint is of step %" PRId64, t->skips,
+                t->o->max_skips, t->saved > 0 ? t->saved : 0);
+    return ret;
+}
+
+int tw_train_step(struct tw_trainer *t, bool *end, struct tw_err *err)
+{
+    double lr = tw_schedule_lr(&t->schedule, t->step), t0 = tw_now();
+    struct step_line line = { .lr = lr };
+    struct tw_optim_report r;
+    struct batch b;
+
+    if (gather(t, t->step, &b, err))
+        return -1;
+    if ((*end = !b.samples))
+        return 0;
+    set_scales(t, &b, t->scale);
+    if (tw_engine_forward_backward(&t->engine, b.s, b.n, TW_DROPOUT, err) ||
+            tw_engine_optim_step(&t->engine, t->optim, lr, t->o->clip, &r, err))
+        return -1;
+    for (int64_t i = 0; i < b.n; i++)
+        line.loss += b.s[i].sum;
+    t->step++;
+    t->tally.out += b.samples;
+    t->trained += b.samples;
+    t->tally.tokens += b.tokens;
+    line.norm = r.norm;
+    line.tokens = b.tokens;
+    line.seconds = tw_now() - t0;
+    if (tw_run_event(t, r.skipped ? "skip" : "step", put_step, &line, err))
+        return -1;
+    if (r.skipped)
+        return skipped(t, &b, r.bad, err);
+    t->skips = 0;
+    t->moved |= lr > 0 && r.norm > 0;
+    return 0;
+}
+
+int tw_train_eval(struct tw_trainer *t, struct tw_err *err)
+{
+    struct step_line line = { 0 };
+    int64_t n = tw_data_count(t->eval), supervised = 0;
+    double sum = 0;
+
+    for (int64_t at = 0; at < n;) {
+        struct batch b = { 0 };
+
+        tw_arena_reset(&t->arena);
+        for (; at < n && b.tokens < t->o->micro_tokens; at++) {
+            struct tw_datum d;
+
+            if (tw_data_get(t->eval, at, &t->arena, &d, err) || add(t, &b, &d, 0, err))
+                return -1;
+        }
+        set_scales(t, &b, TW_SCALE_SUM);
+        if (tw_engine_score(&t->engine, b.s, b.n, err))
+            return -1;
+        for (int64_t i = 0; i < b.n; i++)
+            sum += b.s[i].sum;
+        supervised += b.supervised;
+        line.tokens += b.tokens;
+    }
+    line.loss = sum / (double)supervised;
+    t->evaled = t->step;
+    if (isfinite(line.loss) && (t->best_step < 0 || line.loss < t->best)) {
+        t->best = line.loss;
+        t->best_step = t->step;
+        t->bad_evals = 0;
+    } else {
+        t->bad_evals++;
+    }
+    return tw_run_event(t, "eval", put_eval, &line, err);
+}
