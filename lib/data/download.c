@@ -231,6 +231,15 @@ static void etag_of(const struct tw_http_res *res, char *out, size_t cap)
         copy_str(out, cap, v);
 }
 
+void tw_dl_version(const struct tw_http_res *res, char out[256])
+{
+    struct tw_str v = {0};
+
+    if (!tw_http_header(res, "ETag", false, &v))
+        tw_http_header(res, "Last-Modified", false, &v);
+    copy_str(out, 256, v);
+}
+
 static int restart(struct fetch *f, struct tw_err *err)
 {
     if (ftruncate(f->fd, 0) || lseek(f->fd, 0, SEEK_SET) < 0)
@@ -262,6 +271,7 @@ static int resumed(struct fetch *f, const struct tw_http_res *res, struct tw_err
     if (f->d->size < 0)
         f->d->size = total;
     learn(f->d, res);
+    tw_dl_version(res, f->d->version);
     return 0;
 }
 
@@ -290,6 +300,7 @@ static int on_start(void *arg, const struct tw_http_res *res, struct tw_err *err
     if (restart(f, err))
         return -1;
     etag_of(res, f->etag, sizeof f->etag);
+    tw_dl_version(res, f->d->version);
     return save_meta(f, err);
 }
 
@@ -369,7 +380,6 @@ static int finish(struct fetch *f, struct tw_err *err)
         goto out;
     }
     unlink(f->meta);
-    copy_str(f->d->etag, sizeof f->d->etag, tw_str(f->etag));
     ret = tw_fsync_dir(dir, err);
 out:
     free(dir);

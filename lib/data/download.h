@@ -12,7 +12,7 @@ struct tw_dl {
     int64_t size;           /* -1: not known beforehand; filled in */
     char sha256[65];        /* hex, or empty; filled in where a hub's headers name it */
     char blob[41];          /* git blob id (SHA-1), or empty */
-    char etag[256];         /* out: what the server calls this version */
+    char version[256];      /* out: tw_dl_version() of the answer */
     bool done;              /* out */
 };
 
@@ -30,6 +30,9 @@ struct tw_dl_conf {
 /* Fetches all N files. A failed one does not stop the others, unless it says that nobody may (not
  * allowed, disk full). ERR lists what failed and why; -1 when anything did. */
 int tw_download(const struct tw_dl_conf *conf, struct tw_dl *files, int64_t n, struct tw_err *err);
+
+/* What the server calls this version of a file: its ETag, else Last-Modified, else empty. */
+void tw_dl_version(const struct tw_http_res *res, char out[256]);
 
 /* Checks the file at PATH against the size and digests of D, reading all of it. 1 fits, 0 does not
  * (WHY, at least 256 bytes, says what differs), -1 cannot be read. */

@@ -98,6 +98,10 @@ static int failures(struct pool *p, struct tw_err *err)
     }
     if (!bad && !untried)
         return 0;
+    if (p->n == 1) {
+        *err = p->errs[0];
+        return -1;
+    }
     tw_fail_code(err, code ? code : TW_ENETWORK, NULL, 0, "%lld of %lld files failed: %s%s%s",
             (long long)bad, (long long)p->n, text.n ? text.p : "", bad > shown ? "; and more" : "",
             untried ? " (the rest was not tried)" : "");

@@ -1,5 +1,6 @@
 /* model_dir.c - a model or an adapter, as users name it, to a folder */
 #include "data/hub.h"
+#include "data/snapshot.h"
 #include "base/io.h"
 #include <errno.h>
 #include <limits.h>
@@ -117,8 +118,26 @@ static char *local_model(const char *model, struct tw_err *err)
     return NULL;
 }
 
+static char *hub_model(const char *uri, struct tw_err *err)
+{
+    static const struct tw_fetch_conf conf;
+    struct tw_hub *h = tw_hub_open(uri, false, &conf, err);
+    const char *dir = h ? tw_hub_get(h, NULL, err) : NULL;
+    char *ret = NULL;
+
+    if (dir && is_model(dir))
+        ret = tw_xstrdup(dir);
+    else if (dir)
+        tw_fail(err, uri, 0, "holds no model: neither config.json nor a tokenizer is in it%s",
+                strstr(uri, "GGUF") ? " (tw-fetch makes a model of a GGUF file)" : "");
+    tw_hub_close(h);
+    return ret;
+}
+
 char *tw_model_dir(const char *model, struct tw_err *err)
 {
+    if (tw_hub_is(model))
+        return hub_model(model, err);
     if (!strcmp(model, "tiny"))
         return tiny_dir(err);
     return local_model(model, err);
