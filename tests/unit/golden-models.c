@@ -1,0 +1,454 @@
+/* golden-models.c - usage: golden-models DIR.. [--device cpu] [--dtype f32|bf16] [--tolerance X]
+ * DIR is a model folder with expected.json and expected.safetensors: logits, log-probabilities, loss
+ * and gradients of its rows, the same with the LoRA in adapter/, losses and gradient norms of AdamW,
+ * greedy tokens. Prints the worst relative error, max|a - b| / max|b|, of each; exits 1 when one is
+ * over the tolerance. Also that rows packed together and alone give the same bits. */
+#include "base/io.h"
+#include "base/json.h"
+#include "nn/optim.h"
+#include <math.h>
+
+struct golden {
+    const char *dir;
+    struct tw_dev *dev;
+    enum tw_dtype dtype;
+    double tol;
+    struct tw_weights file;
+    struct tw_json *json;
+    struct tw_arena arena;
+    int64_t B, N;               /* rows, tokens of each */
+    const int32_t *ids, *labels;
+    int bad, checks;
+};
+
+static void verdict(struct golden *g, const char *what, double worst, const char *where)
+{
+    bool ok = worst <= g->tol;
+
+    g->checks++;
+    g->bad += !ok;
+    printf("  %-22s %.2e%s%s%s\n", what, worst, where ? " at " : "", where ? where : "",
+            ok ? "" : "  OVER");
+}
+
+static void exact(struct golden *g, const char *what, bool ok)
+{
+    g->checks++;
+    g->bad += !ok;
+    printf("  %-22s %s\n", what, ok ? "same bits" : "DIFFERS");
+}
+
+static double rel(const float *a, const float *b, int64_t n)
+{
+    double d = 0, m = 0;
+
+    for (int64_t i = 0; i < n; i++) {
+        double e = fabs((double)a[i] - (double)b[i]);
+
+        d = e <= d ? d : isnan(e) ? INFINITY : e;
+        m = fmax(m, fabs((double)b[i]));
+    }
+    return m > 0 ? d / m : d;
+}
+
+static double rel1(double a, double b)
+{
+    return isfinite(a) ? fabs(a - b) / fabs(b) : INFINITY;
+}
+
+static const float *tensor(struct golden *g, const char *name, int64_t *n)
+{
+    struct tw_wtensor *t = tw_weights_find(&g->file, tw_str(name));
+
+    if (n)
+        *n = t ? t->n : 0;
+    return t ? t->data : NULL;
+}
+
+static int die(const struct tw_err *err)
+{
+    printf("  error: %s: %s\n", err->place, err->msg);
+    return -1;
+}
+
+static struct tw_model *open_model(struct golden *g, bool train)
+{
+    struct tw_model_opts o = { .dtype = g->dtype, .train = train };
+    struct tw_err err = { 0 };
+    struct tw_model *m = tw_model_open(g->dir, g->dev, &o, &err);
+
+    if (!m)
+        die(&err);
+    return m;
+}
+
+/* One row for every next token; coef makes the loss the mean over labels that are not -100. */
+static struct tw_row *all_rows(struct golden *g, int64_t *n)
+{
+    struct tw_row *r = tw_xcalloc((size_t)(g->B * g->N), sizeof *r);
+    int64_t count = 0;
+
+    *n = 0;
+    for (int64_t i = 0; i < g->B * g->N; i++)
+        count += i % g->N && g->labels[i] != -100;
+    for (int64_t s = 0; s < g->B; s++)
+        for (int64_t at = 0; at + 1 < g->N; at++)
+            r[(*n)++] = (struct tw_row){ .s = s, .at = at, .temp = 1,
+                .target = g->ids[s * g->N + at + 1],
+                .coef = g->labels[s * g->N + at + 1] != -100 ? -1.0f / (float)count : 0 };
+    return r;
+}
+
+static void all_seqs(struct golden *g, struct tw_seq *seq, struct tw_adapter *a)
+{
+    for (int64_t s = 0; s < g->B; s++)
+        seq[s] = (struct tw_seq){ .token = g->ids + s * g->N, .n = g->N, .adapter = a };
+}
+
+/* Log-probabilities into LOGP, gradients when FLAGS say so. Returns the loss, NaN after an error. */
+static double run(struct golden *g, struct tw_model *m, struct tw_adapter *a, unsigned flags,
+        float *logp)
+{
+    struct tw_seq seq[8];
+    struct tw_err err = { 0 };
+    int64_t n;
+    struct tw_row *row = all_rows(g, &n);
+    double loss = 0;
+
+    all_seqs(g, seq, a);
+    if (tw_model_run(m, seq, g->B, row, n, flags, NULL, NULL, &err)) {
+        die(&err);
+        loss = NAN;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        if (logp)
+            logp[i] = row[i].logp;
+        loss += (double)row[i].logp * (double)row[i].coef;
+    }
+    free(row);
+    return loss;
+}
+
+static void check_alone(struct golden *g, struct tw_model *m, const float *packed)
+{
+    struct tw_err err = { 0 };
+    int64_t n, cut = g->N < 70 ? g->N : 70;
+    struct tw_row *row = all_rows(g, &n);
+    const float *want = tensor(g, "logprobs_row1_first70", NULL);
+    bool same = true;
+    float got[70];
+
+    for (int64_t s = 0; s < g->B; s++) {
+        struct tw_seq seq = { .token = g->ids + s * g->N, .n = g->N };
+
+        for (int64_t i = 0; i < g->N - 1; i++)
+            row[i].s = 0;
+        same &= !tw_model_run(m, &seq, 1, row, g->N - 1, 0, NULL, NULL, &err) || die(&err);
+        for (int64_t i = 0; i < g->N - 1; i++) {
+            same &= row[i].logp == packed[s * (g->N - 1) + i];
+            row[i].target = g->ids[(s + 1) % g->B * g->N + i + 1];
+        }
+    }
+    exact(g, "rows alone", same);
+    if (g->B > 1 && want) {
+        struct tw_seq seq = { .token = g->ids + g->N, .n = cut };
+
+        for (int64_t i = 0; i < cut - 1; i++)
+            row[i] = (struct tw_row){ .at = i, .temp = 1, .target = g->ids[g->N + i + 1] };
+        if (tw_model_run(m, &seq, 1, row, cut - 1, 0, NULL, NULL, &err))
+            die(&err);
+        for (int64_t i = 0; i < cut - 1; i++)
+            got[i] = row[i].logp;
+        exact(g, "first 70 alone", !memcmp(got, packed + g->N - 1, (size_t)(cut - 1) * 4));
+        verdict(g, "first 70", rel(got, want, cut - 1), NULL);
+    }
+    free(row);
+}
+
+/* Logits of all rows come from one packed prefill of decode states. */
+static void check_logits(struct golden *g, struct tw_model *m)
+{
+    int64_t V = tw_model_info(m)->V, n = g->B * g->N, want_n, rows_n;
+    const float *want = tensor(g, "logits", &want_n);
+    const int32_t *rows = (const void *)tensor(g, "logits_rows", &rows_n);
+    int64_t *at = tw_xcalloc((size_t)n, sizeof *at);
+    struct tw_seq seq[8];
+    struct tw_err err = { 0 };
+    float *got;
+
+    if (!want) {
+        want = tensor(g, "logits_at_rows", &want_n);
+        n = rows_n;
+    }
+    got = tw_xcalloc((size_t)(n * V), sizeof *got);
+    for (int64_t i = 0; i < n; i++)
+        at[i] = rows ? rows[i] : i;
+    all_seqs(g, seq, NULL);
+    for (int64_t s = 0; s < g->B; s++)
+        seq[s].state = tw_state_new(m, &err);
+    if (tw_model_decode(m, seq, g->B, at, n, got, &err))
+        die(&err);
+    verdict(g, "logits", want && want_n == n * V ? rel(got, want, n * V) : INFINITY, NULL);
+    for (int64_t s = 0; s < g->B; s++)
+        tw_state_free(seq[s].state);
+    free(at);
+    free(got);
+}
+
+static int32_t argmax(const float *z, int64_t n)
+{
+    int32_t best = 0;
+
+    for (int64_t i = 1; i < n; i++)
+        if (z[i] > z[best])
+            best = (int32_t)i;
+    return best;
+}
+
+static void check_greedy(struct golden *g, struct tw_model *m)
+{
+    const struct tw_json *prompt = tw_json_get(g->json, "greedy_prompt");
+    const struct tw_json *tok = tw_json_get(g->json, "greedy_tokens");
+    const struct tw_json *lp = tw_json_get(g->json, "greedy_logprobs");
+    int64_t V = tw_model_info(m)->V, n = prompt ? prompt->n : 2000, hits = 0, last = n - 1;
+    int32_t *ids = tw_xcalloc((size_t)n, sizeof *ids);
+    float *z = tw_xcalloc((size_t)V, sizeof *z), *got = tw_xcalloc((size_t)tok->n, sizeof *got);
+    float *want = tw_xcalloc((size_t)tok->n, sizeof *want);
+    struct tw_err err = { 0 };
+    struct tw_seq seq = { .token = ids, .n = n, .state = tw_state_new(m, &err) };
+
+    for (int64_t i = 0; i < n; i++)
+        ids[i] = prompt ? (int32_t)prompt->item[i].i : g->ids[i];
+    for (int64_t i = 0; i < tok->n; i++) {
+        if (tw_model_decode(m, &seq, 1, &last, 1, z, &err)) {
+            die(&err);
+            break;
+        }
+        ids[0] = argmax(z, V);
+        hits += ids[0] == tok->item[i].i;
+        got[i] = tw_ops(g->dev)->pick(g->dev, z, V, 1, (int32_t)tok->item[i].i);
+        want[i] = (float)lp->item[i].d;
+        ids[0] = (int32_t)tok->item[i].i;
+        seq.n = 1;
+        last = 0;
+    }
+    printf("  %-22s %lld of %lld tokens\n", "greedy", (long long)hits, (long long)tok->n);
+    g->checks++;
+    g->bad += g->dtype == TW_F32 && hits != tok->n;
+    verdict(g, "greedy logprobs", rel(got, want, tok->n), NULL);
+    tw_state_free(seq.state);
+    free(ids);
+    free(z);
+    free(got);
+    free(want);
+}
+
+/* Row-major gradient of P on the host; P of an adapter is row-major on the device. */
+static float *fetch_grad(struct golden *g, const struct tw_param *p, bool adapter)
+{
+    float *v = tw_xcalloc((size_t)(p->w.rows * p->w.cols), sizeof *v);
+    struct tw_mat gm = p->w;
+
+    gm.data = p->g;
+    if (p->matrix && !adapter)
+        tw_ops(g->dev)->mat_get(g->dev, v, &gm, 0, gm.rows);
+    else
+        tw_ops(g->dev)->get(g->dev, v, p->g, (size_t)p->n * sizeof *v);
+    return v;
+}
+
+static void check_grads(struct golden *g, const struct tw_params *ps, const char *prefix,
+        const char *what, bool adapter)
+{
+    double worst = 0, sum = 0;
+    const char *where = "";
+
+    tw_params_join(g->dev, ps);
+    for (int64_t i = 0; i < ps->n; i++) {
+        char *name = tw_xasprintf("%s%s", prefix, ps->p[i].name);
+        int64_t n = ps->p[i].w.rows * ps->p[i].w.cols, want_n;
+        const float *want = tensor(g, name, &want_n);
+        float *got = fetch_grad(g, &ps->p[i], adapter);
+        double e = want && want_n == n ? rel(got, want, n) : INFINITY;
+
+        if (!(e <= worst)) {
+            worst = e;
+            where = ps->p[i].name;
+        }
+        for (int64_t k = 0; k < n; k++)
+            sum += (double)got[k] * (double)got[k];
+        free(got);
+        free(name);
+    }
+    verdict(g, what, worst, where);
+    if (!adapter)
+        verdict(g, "gradient norm", rel1(sqrt(sum), tw_json_get(g->json, "grad_norm")->d), NULL);
+}
+
+static void check_adamw(struct golden *g, struct tw_model *m, struct tw_adapter *a, const char *key)
+{
+    const struct tw_json *j = tw_json_get(g->json, key), *loss, *norm, *clip;
+    const struct tw_params *ps = a ? tw_adapter_params(a) : tw_model_params(m);
+    struct tw_optim_opts o = { .kind = TW_ADAMW, .eps = 1e-8, .decay_all = true };
+    struct tw_optim_report rep;
+    struct tw_optim *opt;
+    struct tw_err err = { 0 };
+    double worst = 0, worst_norm = 0;
+
+    if (!j)
+        return;
+    loss = tw_json_get(j, "losses");
+    norm = tw_json_get(j, "grad_norms");
+    clip = tw_json_get(j, "clip");
+    o.beta1 = tw_json_get(j, "betas")->item[0].d;
+    o.beta2 = tw_json_get(j, "betas")->item[1].d;
+    tw_json_get_num(j, "eps", &o.eps, NULL);
+    o.decay = tw_json_get(j, "weight_decay")->d;
+    opt = tw_optim_open(g->dev, ps, a != NULL, &o, &err);
+    tw_params_zero(g->dev, ps);
+    for (int64_t i = 0; i < loss->n; i++) {
+        worst = fmax(worst, rel1(run(g, m, a, TW_BACKWARD, NULL), loss->item[i].d));
+        if (tw_optim_step(opt, tw_json_get(j, "lr")->d, clip ? clip->d : 0, &rep, &err)) {
+            die(&err);
+            worst = INFINITY;
+            break;
+        }
+        if (norm && i < norm->n)
+            worst_norm = fmax(worst_norm, rel1(rep.norm, norm->item[i].d));
+    }
+    tw_optim_close(opt);
+    verdict(g, a ? "LoRA AdamW losses" : "AdamW losses", worst, NULL);
+    if (norm)
+        verdict(g, "AdamW gradient norms", worst_norm, NULL);
+}
+
+static void check_infer(struct golden *g)
+{
+    struct tw_model *m = open_model(g, false);
+    int64_t n = g->B * (g->N - 1);
+    float *logp = tw_xcalloc((size_t)n, sizeof *logp);
+    double loss;
+
+    if (!m) {
+        g->bad++;
+        free(logp);
+        return;
+    }
+    check_logits(g, m);
+    loss = run(g, m, NULL, 0, logp);
+    verdict(g, "logprobs", rel(logp, tensor(g, "logprobs", NULL), n), NULL);
+    verdict(g, "loss", rel1(loss, tw_json_get(g->json, "loss")->d), NULL);
+    check_alone(g, m, logp);
+    check_greedy(g, m);
+    tw_model_close(m);
+    free(logp);
+}
+
+static void check_full(struct golden *g)
+{
+    struct tw_model *m = open_model(g, true);
+
+    if (!m) {
+        g->bad++;
+        return;
+    }
+    run(g, m, NULL, TW_BACKWARD, NULL);
+    check_grads(g, tw_model_params(m), "grad.", "gradients", false);
+    check_adamw(g, m, NULL, "adamw");
+    tw_model_close(m);
+}
+
+static void check_lora(struct golden *g)
+{
+    char *dir = tw_path_join(g->dir, "adapter");
+    struct tw_model *m = tw_is_dir(dir) ? open_model(g, false) : NULL;
+    struct tw_err err = { 0 };
+    struct tw_adapter *a = m ? tw_adapter_open(m, dir, true, &err) : NULL;
+    int64_t n = g->B * (g->N - 1);
+    float *logp = tw_xcalloc((size_t)n, sizeof *logp);
+    double loss;
+
+    if (m && !a)
+        g->bad += die(&err) != 0;
+    if (a) {
+        loss = run(g, m, a, TW_BACKWARD, logp);
+        verdict(g, "LoRA logprobs", rel(logp, tensor(g, "lora.logprobs", NULL), n), NULL);
+        verdict(g, "LoRA loss", rel1(loss, tw_json_get(g->json, "lora_loss")->d), NULL);
+        check_grads(g, tw_adapter_params(a), "lora_grad.", "LoRA gradients", true);
+        check_adamw(g, m, a, "lora_adamw");
+    }
+    tw_adapter_close(a);
+    tw_model_close(m);
+    free(logp);
+    free(dir);
+}
+
+static int check_dir(struct golden *g)
+{
+    char *path = tw_path_join(g->dir, "expected.safetensors");
+    char *json = tw_path_join(g->dir, "expected.json");
+    struct tw_err err = { 0 };
+    struct tw_wtensor *t;
+
+    printf("%s\n", g->dir);
+    g->json = tw_json_file(&g->arena, json, 0, &err);
+    if (!g->json || tw_weights_open(&g->file, path, &err)) {
+        g->bad += die(&err) != 0;
+    } else {
+        t = tw_weights_find(&g->file, TW_STR_LIT("input_ids"));
+        g->B = t->dim[0];
+        g->N = t->dim[1];
+        g->ids = t->data;
+        g->labels = (const void *)tensor(g, "labels", NULL);
+        check_infer(g);
+        check_full(g);
+        check_lora(g);
+    }
+    tw_weights_close(&g->file);
+    tw_arena_free(&g->arena);
+    free(path);
+    free(json);
+    fflush(stdout);
+    return g->bad != 0;
+}
+
+int main(int argc, char **argv)
+{
+    struct golden g = { .dtype = TW_F32 };
+    struct tw_err err = { 0 };
+    const char *device = "cpu";
+    int bad = 0, n = 0, ndir = 0;
+
+    for (int i = 1; i < argc; i++) {
+        bool more = i + 1 < argc;
+
+        if (!strcmp(argv[i], "--device") && more)
+            device = argv[++i];
+        else if (!strcmp(argv[i], "--dtype") && more)
+            g.dtype = strcmp(argv[++i], "bf16") ? TW_F32 : TW_BF16;
+        else if (!strcmp(argv[i], "--tolerance") && more)
+            g.tol = strtod(argv[++i], NULL);
+        else
+            argv[ndir++] = argv[i];
+    }
+    if (!ndir || strcmp(device, "cpu")) {
+        fprintf(stderr, "usage: golden-models DIR.. [--device cpu] [--dtype f32|bf16] "
+                "[--tolerance X]\n");
+        return 2;
+    }
+    if (!(g.tol > 0))
+        g.tol = g.dtype == TW_F32 ? 1e-4 : 5e-2;
+    g.dev = tw_cpu_open(0, "auto", &err);
+    if (!g.dev)
+        return die(&err) != 0;
+    for (int i = 0; i < ndir; i++) {
+        struct golden one = g;
+
+        one.dir = argv[i];
+        bad += check_dir(&one);
+        n++;
+    }
+    tw_dev_close(g.dev);
+    printf("%d of %d models within %.0e\n", n - bad, n, g.tol);
+    return bad != 0;
+}
