@@ -1,12 +1,18 @@
 #!/bin/sh
 # What documents the commands agrees with them.
 . "$(dirname "$0")/lib.sh"
+# What stands in a page between `.\" run` and .fi, as a shell script.
+shown()
+{
+	awk '/^\.\\" run/ { run = 1; next } /^\.fi/ { run = 0 } run && !/^\./' "$1" |
+	    sed "s/[\\](aq/'/g; s/[\\]-/-/g; s/[\\]e/\\\\/g"
+}
 cmds=$(ls "$TW_BUILD"/bin/tw-* 2>/dev/null)
 
 test_case 'make man would change nothing' '
 	cp "$TOP"/man/tw-*.1 . 2>/dev/null || test_skip "no pages"
 	sh "$TOP/man/options.sh" "$TW_BUILD/bin" .
-	for page in tw-*.1; do cmp "$page" "$TOP/man/$page"; done
+	for page in tw-*.1; do cmp "$page" "$TOP/man/$page" || { echo "run make man"; exit 1; }; done
 '
 test_case 'every command has a page, every page a command' '
 	for c in $cmds; do
@@ -38,6 +44,16 @@ test_case 'help, words and man name the same options' '
 test_case 'no letter and no name has two meanings in a command' '
 	for c in $cmds; do
 	    "$c" --help=words | cut -f 1 | sort | uniq -d | grep . && exit 1 || :
+	done
+'
+test_case 'what the pages show runs' '
+	for c in $cmds; do
+	    page="$TOP/man/$(basename "$c").1"
+	    shown "$page" >example
+	    if grep -q "tiny" example && [ ! -d "$TW_SHARE/models/tiny" ]; then continue; fi
+	    [ -s example ] || { echo "$page shows nothing that runs"; exit 1; }
+	    mkdir "$(basename "$page").d"
+	    (cd "$(basename "$page").d" && sh -e ../example) >out 2>&1 || { cat "$page" out; exit 1; }
 	done
 '
 test_case 'completion in bash asks the command' '

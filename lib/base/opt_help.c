@@ -38,6 +38,12 @@ static void wrap(struct tw_buf *out, const char *text, size_t *col)
     }
 }
 
+/* Whether help must still say that O may be repeated. */
+static bool repeats(const struct tw_opt *o)
+{
+    return o->kind == TW_KLIST && !strstr(o->help, "repeated");
+}
+
 static void help_option(struct tw_buf *out, const struct tw_opt *o)
 {
     size_t start = out->n, col;
@@ -56,7 +62,7 @@ static void help_option(struct tw_buf *out, const struct tw_opt *o)
     tw_buf_printf(out, "%*s", (int)(HELP_COL - col), "");
     col = HELP_COL;
     wrap(out, o->help, &col);
-    if (o->kind == TW_KLIST)
+    if (repeats(o))
         wrap(out, "(may be repeated)", &col);
     if (o->def == TW_NEEDED) {
         wrap(out, "(needed)", &col);
@@ -137,7 +143,7 @@ static void man_option(struct tw_buf *out, const struct tw_opt *o)
 
     roff(out, help);
     free(help);
-    if (o->kind == TW_KLIST)
+    if (repeats(o))
         tw_buf_puts(out, "\nMay be repeated.");
     if (o->def == TW_NEEDED) {
         tw_buf_puts(out, "\nNeeded.");
