@@ -210,6 +210,7 @@ static inline const struct tw_ops *tw_ops(const struct tw_dev *d)
 /* The CPU: THREADS 0 means all that the process may use. ISA "auto", or "avx512", "avx2", "c" to force
  * one (tests; an ISA the processor lacks is an error). Scratch is the device's own. */
 struct tw_dev *tw_cpu_open(int threads, const char *isa, struct tw_err *err);
+const char *tw_cpu_isa(const struct tw_dev *d);         /* "amx", "avx512", "avx2" or "c" */
 /* The counting device that stands for DEV's layouts: no memory, no work, only numbers. */
 struct tw_dev *tw_count_open(const struct tw_dev *like, struct tw_err *err);
 void tw_dev_close(struct tw_dev *d);

@@ -1,0 +1,198 @@
+/* attn_bwd.c - the backward of packed attention. One work item is one kv head of one sequence, so its
+ * sums have one owner: for every head of the group, tiles of TILE queries in order,
+ *   P = e^(scale Q K^T - lse), dP = dO V^T, dS = P (dP - rowsum(dO O)) scale,
+ *   dQ = dS K (a chain over keys), dV += P^T dO and dK += dS^T Q (chains over heads, then queries). */
+#include "nn/cpu/cpu_priv.h"
+
+#define TILE 32
+
+struct bwd {
+    struct tw_cpu *d;
+    const struct tw_attn *a;
+    const struct tw_tensor *q, *k, *v, *o, *dout;
+    struct tw_tensor *dq, *dk, *dv;
+    const float *lse;
+    int64_t group, hdp, own, most;  /* words of a thread's scratch; keys of the longest sequence */
+};
+
+/* One item's scratch, n16 keys in whole panels. */
+struct item {
+    const struct tw_attn_seq *q;
+    int64_t kvh, n, n16, lds;
+    float *kt, *vt;             /* [n16 / 16][hd][16]: panels of keys */
+    float *kd;                  /* [hdp / 16][n16][16]: panels of hd */
+    float *dk, *dv;             /* [n16][hdp] */
+    float *s, *dp;              /* [TILE][lds] */
+    float *qd, *od;             /* the tile's Q and dO, [hdp / 16][TILE][16] */
+    float *pack, *dq;           /* [hd][mr], [mr][hdp] */
+};
+
+static int64_t item_words(int64_t n, int64_t hd)
+{
+    int64_t n16 = tw_up(n, 16), hdp = tw_up(hd, 16), lds = tw_up(n16, 32) + 16;
+
+    return 2 * n16 * hd + 3 * n16 * hdp + 2 * TILE * lds + 2 * TILE * hdp + 16 * hd + 16 * hdp;
+}
+
+static void item_open(const struct bwd *t, struct item *m, float *w)
+{
+    int64_t hd = t->a->hd, hdp = t->hdp;
+
+    m->n = m->q->nq;
+    m->n16 = tw_up(m->n, 16);
+    m->lds = tw_up(m->n16, 32) + 16;
+    m->kt = w;
+    m->vt = m->kt + m->n16 * hd;
+    m->kd = m->vt + m->n16 * hd;
+    m->dk = m->kd + m->n16 * hdp;
+    m->dv = m->dk + m->n16 * hdp;
+    m->s = m->dv + m->n16 * hdp;
+    m->dp = m->s + TILE * m->lds;
+    m->qd = m->dp + TILE * m->lds;
+    m->od = m->qd + TILE * hdp;
+    m->pack = m->od + TILE * hdp;
+    m->dq = m->pack + 16 * hd;
+}
+
+/* dst[p][i][16] = columns [16 p, 16 p + 16) of row i, zero past hd; P panels of ROWS rows. */
+static void columns(float *dst, const float *src, int64_t ld, int64_t n, int64_t rows, int64_t hd)
+{
+    for (int64_t p = 0; p * 16 < hd; p++)
+        for (int64_t i = 0; i < rows; i++) {
+            float *to = dst + (p * rows + i) * 16;
+            int64_t w = i < n ? tw_min(16, hd - p * 16) : 0;
+
+            if (w < 16)
+                memset(to, 0, 64);
+            if (w)
+                memcpy(to, src + i * ld + p * 16, (size_t)w * 4);
+        }
+}
+
+static void load_keys(const struct bwd *t, struct item *m)
+{
+    int64_t hd = t->a->hd;
+    const float *k = tw_row(t->k, m->q->q0) + m->kvh * hd;
+    const float *v = tw_row(t->v, m->q->q0) + m->kvh * hd;
+
+    for (int64_t j = 0; j < m->n; j += 16) {
+        int64_t n = tw_min(16, m->n - j);
+
+        t->d->k->panel(m->kt + j * hd, k + j * t->k->ld, t->k->ld, n, hd);
+        t->d->k->panel(m->vt + j * hd, v + j * t->v->ld, t->v->ld, n, hd);
+    }
+    columns(m->kd, k, t->k->ld, m->n, m->n16, hd);
+    memset(m->dk, 0, (size_t)(m->n16 * t->hdp) * 4);
+    memset(m->dv, 0, (size_t)(m->n16 * t->hdp) * 4);
+}
+
+/* out[r][j - kb] = x[r] . panels[j] for R rows of x and keys [kb, end). */
+static void scores(const struct bwd *t, struct item *m, float *out, const float *x, int64_t ld, int R,
+        const float *panels, int64_t kb, int64_t end)
+{
+    const struct tw_kern *k = t->d->k;
+    int64_t hd = t->a->hd;
+
+    for (int r = 0; r < R; r++) {
+        memset(out + r * m->lds, 0, (size_t)(end - kb) * 4);
+        for (int64_t d = 0; d < hd; d++)
+            m->pack[d * R + r] = x[r * ld + d];
+    }
+    for (int64_t j = kb, np; j < end; j += np * 16) {
+        np = tw_min(k->pr, (end - j) / 16);
+        k->mm(out + j - kb, m->lds, m->pack, R, panels + j * hd, hd * 16, hd, R, (int)np);
+    }
+}
+
+/* P and dS of query rows [i, i + R) of head h at rows [r, r + R) of the tile, and their dQ. */
+static void query_rows(const struct bwd *t, struct item *m, int64_t h, int64_t i, int R, int r,
+        int64_t kb, int64_t end)
+{
+    const struct tw_kern *k = t->d->k;
+    int64_t hd = t->a->hd, row = m->q->q0 + i;
+    float *s = m->s + r * m->lds, *dp = m->dp + r * m->lds;
+    const float *dout = tw_row(t->dout, row) + h * hd;
+
+    scores(t, m, s, tw_row(t->q, row) + h * hd, t->q->ld, R, m->kt, kb, end);
+    scores(t, m, dp, dout, t->dout->ld, R, m->vt, kb, end);
+    for (int x = 0; x < R; x++) {
+        int64_t lo = t->a->window ? tw_max(0, i + x + 1 - t->a->window) : 0;
+        float delta = k->dot(dout + x * t->dout->ld, tw_row(t->o, row + x) + h * hd, hd);
+
+        k->dsoft(s + x * m->lds, dp + x * m->lds, lo - kb, i + x + 1 - kb, end - kb, t->a->scale,
+                t->lse[(row + x) * t->a->nh + h], delta);
+    }
+    memset(m->dq, 0, (size_t)(R * t->hdp) * 4);
+    for (int64_t p = 0, np; p < t->hdp / 16; p += np) {
+        np = tw_min(k->pr, t->hdp / 16 - p);
+        k->mms(m->dq + p * 16, t->hdp, dp, m->lds, m->kd + (p * m->n16 + kb) * 16, m->n16 * 16,
+                tw_min(end, i + R) - kb, R, (int)np);
+    }
+    for (int x = 0; x < R; x++)
+        memcpy(tw_row(t->dq, row + x) + h * hd, m->dq + x * t->hdp, (size_t)hd * 4);
+}
+
+/* out[j][..] += sum over the tile's rows [0, n) of w[row][j - kb] x[row][..] for keys [kb, end). */
+static void key_rows(const struct bwd *t, struct item *m, float *out, const float *w, const float *x,
+        int64_t n, int64_t kb, int64_t end)
+{
+    const struct tw_kern *k = t->d->k;
+
+    for (int64_t p = 0, np; p < t->hdp / 16; p += np) {
+        np = tw_min(k->pr, t->hdp / 16 - p);
+        for (int64_t j = kb, R; j < end; j += R) {
+            R = tw_min(k->mr, end - j);
+            k->mm(out + j * t->hdp + p * 16, t->hdp, w + j - kb, m->lds, x + p * TILE * 16,
+                    TILE * 16, n, (int)R, (int)np);
+        }
+    }
+}
+
+static void tile(const struct bwd *t, struct item *m, int64_t h, int64_t i0)
+{
+    int64_t hd = t->a->hd, n = tw_min(TILE, m->n - i0), end = tw_up(i0 + n, 16);
+    int64_t kb = t->a->window ? tw_max(0, i0 + 1 - t->a->window) / 16 * 16 : 0;
+    int64_t row = m->q->q0 + i0;
+
+    for (int r = 0, R; r < n; r += R) {
+        R = (int)tw_min(t->d->k->mr, n - r);
+        query_rows(t, m, h, i0 + r, R, r, kb, end);
+    }
+    columns(m->qd, tw_row(t->q, row) + h * hd, t->q->ld, n, TILE, hd);
+    columns(m->od, tw_row(t->dout, row) + h * hd, t->dout->ld, n, TILE, hd);
+    key_rows(t, m, m->dv, m->s, m->od, n, kb, end);
+    key_rows(t, m, m->dk, m->dp, m->qd, n, kb, end);
+}
+
+static void bwd_item(void *arg, int64_t i, int thread)
+{
+    const struct bwd *t = arg;
+    struct item m = { .q = &t->a->seq[i / t->a->nkv], .kvh = i % t->a->nkv };
+    int64_t hd = t->a->hd;
+
+    item_open(t, &m, (float *)t->d->slot[TW_SLOT_OWN].p + thread * t->own);
+    load_keys(t, &m);
+    for (int64_t g = 0; g < t->group; g++)
+        for (int64_t q = 0; q < m.n; q += TILE)
+            tile(t, &m, m.kvh * t->group + g, q);
+    for (int64_t j = 0; j < m.n; j++) {
+        memcpy(tw_row(t->dk, m.q->q0 + j) + m.kvh * hd, m.dk + j * t->hdp, (size_t)hd * 4);
+        memcpy(tw_row(t->dv, m.q->q0 + j) + m.kvh * hd, m.dv + j * t->hdp, (size_t)hd * 4);
+    }
+}
+
+void tw_cpu_attn_bwd(struct tw_dev *dev, struct tw_tensor *dq, struct tw_tensor *dk,
+        struct tw_tensor *dv, const struct tw_tensor *dout, const struct tw_tensor *o,
+        const float *lse, const struct tw_tensor *q, const struct tw_tensor *k,
+        const struct tw_tensor *v, const struct tw_attn *a)
+{
+    struct bwd t = { .d = (struct tw_cpu *)dev, .a = a, .q = q, .k = k, .v = v, .o = o,
+        .dout = dout, .dq = dq, .dk = dk, .dv = dv, .lse = lse, .group = a->nh / a->nkv,
+        .hdp = tw_up(a->hd, 16) };
+
+    for (int64_t s = 0; s < a->nseq; s++)
+        t.most = tw_max(t.most, a->seq[s].nq);
+    t.own = item_words(t.most, a->hd);
+    if (tw_cpu_scratch(t.d, TW_SLOT_OWN, (size_t)(t.own * t.d->threads) * 4))
+        tw_cpu_run(t.d, a->nseq * a->nkv, bwd_item, &t);
+}

@@ -1,0 +1,188 @@
+/* cpu_priv.h - what the files of the CPU device share: the device, the table of kernels that differ
+ * by instruction set, and the matrix product that every op goes through. */
+#ifndef TW_CPU_PRIV_H
+#define TW_CPU_PRIV_H
+#include "base/pool.h"
+#include "nn/ops.h"
+
+/* Leaf functions over raw pointers, one table per instruction set (isa_*.c), all compiled from
+ * kern.h, so that every table gives the same bits. A panel is 16 columns of a matrix, [s][16]. */
+struct tw_kern {
+    const char *name;
+    int mr, pr;                 /* rows and panels of the f32 product's block */
+    int mr16, pr16;             /* of the bf16 product's */
+
+    /* c[r * ldc + p * 16 ..] += the sum over s of A(r, s) * b[p * bp + s * 16 ..], r in [0, R), p in
+     * [0, P). mm: A(r, s) = a[s * as + r]. mms: a[r * ar + s]. mm16: A as pack16 made it, S counts
+     * pairs and b holds pairs of bf16. */
+    void (*mm)(float *c, int64_t ldc, const float *a, int64_t as, const float *b, int64_t bp,
+            int64_t s, int R, int P);
+    void (*mms)(float *c, int64_t ldc, const float *a, int64_t ar, const float *b, int64_t bp,
+            int64_t s, int R, int P);
+    void (*mm16)(float *c, int64_t ldc, const uint32_t *a, const uint32_t *b, int64_t bp, int64_t s,
+            int R, int P);
+    /* dst[s * R + r] = src[r * ld + s]; pack16: pairs, columns at or past K are zero. */
+    void (*pack)(float *dst, const float *src, int64_t ld, int R, int64_t s);
+    void (*pack16)(uint32_t *dst, const float *src, int64_t ld, int R, int64_t s, int64_t k);
+    /* dst[j * 16 + i] = src[i * ld + j] for i < n (others 0), j < s: rows become a panel. */
+    void (*panel)(float *dst, const float *src, int64_t ld, int64_t n, int64_t s);
+    /* y = x * scale + bias + res over n columns; bias, res may be NULL. */
+    void (*epi)(float *y, const float *x, int64_t n, float scale, const float *bias,
+            const float *res);
+
+    float (*dot)(const float *a, const float *b, int64_t n);
+    float (*rms)(float *y, const float *x, const float *w, int64_t n, float eps, float off);
+    void (*rms_dx)(float *dx, bool add, const float *dy, const float *x, const float *w, int64_t n,
+            float r, float off);
+    /* dw[0, c), c <= 16: a chain over T rows of G groups of n. */
+    void (*rms_dw)(float *dw, int64_t c, const float *dy, int64_t ldy, const float *x, int64_t ldx,
+            const float *rstd, int64_t T, int64_t G, int64_t n);
+    void (*rope)(float *x, const float *cos, const float *sin, int64_t half, float sign);
+    void (*glu)(float *y, const float *gate, const float *up, int64_t n, enum tw_act act);
+    void (*glu_bwd)(float *dgate, float *dup, const float *dy, const float *gate, const float *up,
+            int64_t n, enum tw_act act);
+    void (*add)(float *y, const float *x, int64_t n);
+    void (*axpy)(float *y, float a, const float *x, int64_t n);
+    void (*adamw)(float *w, const float *g, float *m, float *v, int64_t n, const struct tw_adamw *p,
+            float scale);
+    void (*sgd)(float *w, const float *g, float *m, int64_t n, float lr, float momentum, float decay,
+            float scale);
+
+    /* st: max of z/temp, sum of e^(z/temp - max), sum of e^(..) * (z/temp - max) when ent. */
+    void (*stats)(float st[3], const float *z, int64_t n, float temp, bool ent);
+    void (*dsoftmax)(float *z, int64_t n, float temp, float max, float c);   /* z = c e^(z/temp - max) */
+    /* Scores s[0, end) of one query that sees [lo, hi): s = e^(s * scale - max), 0 where unseen; end is
+     * a multiple of 16. Returns the sum, *max the largest. */
+    float (*soft)(float *s, int64_t lo, int64_t hi, int64_t end, float scale, float *max);
+    /* s = p = e^(s * scale - lse) in [lo, hi) else 0; dp = p * (dp - delta) * scale. */
+    void (*dsoft)(float *s, float *dp, int64_t lo, int64_t hi, int64_t end, float scale, float lse,
+            float delta);
+};
+extern const struct tw_kern tw_kern_c;
+#if defined(__x86_64__)
+extern const struct tw_kern tw_kern_avx2, tw_kern_avx512, tw_kern_avx512bf16, tw_kern_amx;
+bool tw_amx_enable(void);       /* asks the kernel for the tile registers */
+#endif
+
+/* Scratch buffers of the device by use; an op uses each for one thing at a time. */
+enum tw_slot { TW_SLOT_WT, TW_SLOT_X, TW_SLOT_Y, TW_SLOT_KV, TW_SLOT_LIST, TW_SLOT_ROWS, TW_SLOT_LORA,
+    TW_SLOT_OWN, TW_NSLOT };
+
+struct tw_cpu {
+    struct tw_dev_head head;
+    const struct tw_kern *k;
+    struct tw_pool *pool;
+    int threads;
+    struct tw_err err;          /* the first failure, sticky */
+    struct { void *p; size_t n; } slot[TW_NSLOT];
+    char *own;                  /* threads * TW_OWN_BYTES: a product's tile and packed inputs */
+};
+
+/* A buffer of at least BYTES, 64-byte aligned, not cleared; NULL: no memory (noted in d->err). */
+void *tw_cpu_scratch(struct tw_cpu *d, enum tw_slot s, size_t bytes);
+void tw_cpu_run(struct tw_cpu *d, int64_t n, void (*fn)(void *arg, int64_t i, int thread), void *arg);
+
+static inline int64_t tw_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+static inline int64_t tw_min(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t tw_max(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline float *tw_row(const struct tw_tensor *x, int64_t r)
+{
+    return (float *)x->data + r * x->ld;
+}
+/* Words (floats, or pairs of bf16) of one panel of a matrix with K columns. */
+static inline int64_t tw_panel_words(enum tw_dtype t, int64_t k)
+{
+    return t == TW_F32 ? k * 16 : tw_up(k, 32) * 8;
+}
+
+/* C[m, n] (+)= A[m, s] B[s, n], every element one ascending chain over s. */
+enum tw_bkind {
+    TW_B_PANEL,                 /* b + (n / 16) * s * 16: [s][16] */
+    TW_B_PANEL16,               /* the same of bf16 pairs, s padded to 32 */
+    TW_B_ROWS,                  /* b[s * ldb + n] */
+    TW_B_COLS,                  /* b[n * ldb + s] */
+};
+struct tw_gemm {
+    int64_t m, n, s;
+    const float *a;
+    int64_t lda;
+    bool a_cols;                /* A(r, s) = a[s * lda + r], else a[r * lda + s] */
+    enum tw_bkind bkind;
+    const void *b;
+    int64_t ldb;
+    float *c;
+    int64_t ldc;
+    bool c_panel;               /* C(r, n) = c[(n / 16) * 16 * m + r * 16 + n % 16] */
+    bool cont;                  /* the chain goes on from what c holds */
+    float scale;                /* then times scale, plus bias, plus res, each rounded */
+    const float *bias, *res;
+    int64_t ldres;
+};
+void tw_cpu_gemm(struct tw_cpu *d, const struct tw_gemm *g);
+/* max + log(sum): of a row of scores. */
+float tw_cpu_lse(float max, float sum);
+/* wt = rows [n0, n0 + n) of W transposed: panels of W's columns over them, in W's dtype. */
+void tw_cpu_transpose(struct tw_cpu *d, void *wt, const struct tw_mat *w, int64_t n0, int64_t n);
+
+#define TW_MC 128               /* rows of a tile */
+#define TW_NC 64                /* panels of a tile */
+#define TW_KC 384               /* length of a block of the sum */
+#define TW_OWN_WORDS (TW_MC * TW_NC * 16 + TW_MC * TW_KC + 3 * 16 * TW_KC)
+
+/* The ops, by file. */
+void tw_cpu_close(struct tw_dev *d);
+int64_t tw_cpu_mat_elems(const struct tw_dev *d, int64_t rows, int64_t cols, enum tw_dtype t);
+void tw_cpu_mat_put(struct tw_dev *d, struct tw_mat *m, const void *host, enum tw_dtype from,
+        int64_t row, int64_t n);
+void tw_cpu_mat_get(struct tw_dev *d, float *host, const struct tw_mat *m, int64_t row, int64_t n);
+void tw_cpu_mat_cast(struct tw_dev *d, struct tw_mat *bf16, const struct tw_mat *f32);
+void tw_cpu_embed(struct tw_dev *d, struct tw_tensor *y, const struct tw_mat *w, const int32_t *id);
+void tw_cpu_embed_bwd(struct tw_dev *d, struct tw_mat *dw, const struct tw_tensor *dy,
+        const int32_t *id);
+void tw_cpu_linear(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor *x,
+        const struct tw_mat *w, const float *bias, const struct tw_tensor *res);
+void tw_cpu_linear_dx(struct tw_dev *d, struct tw_tensor *dx, bool add, const struct tw_tensor *dy,
+        const struct tw_mat *w);
+void tw_cpu_linear_dw(struct tw_dev *d, struct tw_mat *dw, float *dbias, const struct tw_tensor *dy,
+        const struct tw_tensor *x);
+void tw_cpu_lora(struct tw_dev *d, struct tw_tensor *y, struct tw_tensor *h,
+        const struct tw_tensor *x, const struct tw_lora_ctx *c);
+void tw_cpu_lora_bwd(struct tw_dev *d, struct tw_tensor *dx, struct tw_tensor *scratch,
+        const struct tw_tensor *dy, const struct tw_tensor *x, const struct tw_tensor *h,
+        const struct tw_lora_ctx *c);
+void tw_cpu_rmsnorm(struct tw_dev *d, struct tw_tensor *y, float *rstd, const struct tw_tensor *x,
+        const float *w, int64_t n, float eps, float off);
+void tw_cpu_rmsnorm_bwd(struct tw_dev *d, struct tw_tensor *dx, bool add, float *dw,
+        const struct tw_tensor *dy, const struct tw_tensor *x, const float *w, int64_t n,
+        const float *rstd, float off);
+void tw_cpu_rope(struct tw_dev *d, struct tw_tensor *x, int64_t nheads, int64_t hd,
+        const struct tw_rope *r, int sign);
+void tw_cpu_attn(struct tw_dev *d, struct tw_tensor *o, float *lse, const struct tw_tensor *q,
+        const struct tw_tensor *k, const struct tw_tensor *v, const struct tw_attn *a);
+void tw_cpu_attn_bwd(struct tw_dev *d, struct tw_tensor *dq, struct tw_tensor *dk,
+        struct tw_tensor *dv, const struct tw_tensor *dout, const struct tw_tensor *o,
+        const float *lse, const struct tw_tensor *q, const struct tw_tensor *k,
+        const struct tw_tensor *v, const struct tw_attn *a);
+size_t tw_cpu_kv_bytes(const struct tw_dev *d, int64_t nkv, int64_t hd);
+void tw_cpu_kv_put(struct tw_dev *d, const struct tw_tensor *k, const struct tw_tensor *v,
+        const struct tw_attn *a);
+void tw_cpu_glu(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor *gate,
+        const struct tw_tensor *up, enum tw_act act);
+void tw_cpu_glu_bwd(struct tw_dev *d, struct tw_tensor *dgate, struct tw_tensor *dup,
+        const struct tw_tensor *dy, const struct tw_tensor *gate, const struct tw_tensor *up,
+        enum tw_act act);
+void tw_cpu_head(struct tw_dev *d, const struct tw_head *h);
+size_t tw_cpu_head_scratch(const struct tw_dev *d, int64_t n, int64_t V, int64_t D, bool bwd);
+void tw_cpu_logits(struct tw_dev *d, float *logits, const struct tw_tensor *h, const int32_t *row,
+        int64_t n, const struct tw_mat *w);
+float tw_cpu_pick(const struct tw_dev *d, const float *z, int64_t V, float temp, int32_t target);
+void tw_cpu_add(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor *x);
+void tw_cpu_axpy(struct tw_dev *d, float *y, float a, const float *x, int64_t n);
+void tw_cpu_sumsq(struct tw_dev *d, double *sum, const float *g, int64_t n);
+void tw_cpu_clip(struct tw_dev *d, float *scale, const double *sum, float max);
+void tw_cpu_adamw(struct tw_dev *d, float *w, const float *g, float *m, float *v, int64_t n,
+        const struct tw_adamw *p, const float *scale);
+void tw_cpu_sgd(struct tw_dev *d, float *w, const float *g, float *m, int64_t n, float lr,
+        float momentum, float decay, const float *scale);
+
+#endif

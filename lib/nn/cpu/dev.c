@@ -1,0 +1,146 @@
+/* dev.c - the CPU device: its memory, its instruction set, its op table. Ops run at once on the
+ * caller and its pool; scratch only grows, so a steady state allocates nothing. */
+#include <math.h>
+#include <stdlib.h>
+#include "base/mem.h"
+#include "nn/cpu/cpu_priv.h"
+
+static void *mem_new(size_t bytes)
+{
+    return bytes <= SIZE_MAX - 64 ? aligned_alloc(64, (bytes + 63) / 64 * 64 + (bytes ? 0 : 64)) : NULL;
+}
+
+static void *cpu_alloc(struct tw_dev *d, size_t bytes, struct tw_err *err)
+{
+    void *p = mem_new(bytes);
+
+    if (!p) {
+        tw_fail(err, NULL, 0, "out of memory: %zu bytes for tensors", bytes);
+        return NULL;
+    }
+    memset(p, 0, bytes);
+    return p;
+}
+
+static void cpu_free(struct tw_dev *d, void *p)
+{
+    free(p);
+}
+
+static void cpu_copy(struct tw_dev *d, void *dst, const void *src, size_t bytes)
+{
+    if (bytes)
+        memmove(dst, src, bytes);
+}
+
+static void cpu_zero(struct tw_dev *d, void *p, size_t bytes)
+{
+    if (bytes)
+        memset(p, 0, bytes);
+}
+
+static int cpu_sync(struct tw_dev *dev, struct tw_err *err)
+{
+    struct tw_cpu *d = (struct tw_cpu *)dev;
+
+    if (!d->err.code)
+        return 0;
+    if (err && !err->code)
+        *err = d->err;
+    return -1;
+}
+
+void *tw_cpu_scratch(struct tw_cpu *d, enum tw_slot s, size_t bytes)
+{
+    if (d->slot[s].n < bytes || !d->slot[s].p) {
+        free(d->slot[s].p);
+        d->slot[s].n = bytes;
+        d->slot[s].p = mem_new(bytes);
+        if (!d->slot[s].p) {
+            d->slot[s].n = 0;
+            tw_fail(&d->err, NULL, 0, "out of memory: %zu bytes of scratch", bytes);
+        }
+    }
+    return d->slot[s].p;
+}
+
+void tw_cpu_run(struct tw_cpu *d, int64_t n, void (*fn)(void *arg, int64_t i, int thread), void *arg)
+{
+    if (n == 1)
+        fn(arg, 0, 0);
+    else if (n > 1)
+        tw_pool_run(d->pool, n, fn, arg);
+}
+
+static const struct tw_ops cpu_ops = {
+    .name = "cpu", .close = tw_cpu_close,
+    .alloc = cpu_alloc, .free = cpu_free, .put = cpu_copy, .get = cpu_copy, .copy = cpu_copy,
+    .zero = cpu_zero, .sync = cpu_sync,
+    .mat_elems = tw_cpu_mat_elems, .mat_put = tw_cpu_mat_put, .mat_get = tw_cpu_mat_get,
+    .mat_cast = tw_cpu_mat_cast, .embed = tw_cpu_embed, .embed_bwd = tw_cpu_embed_bwd,
+    .rmsnorm = tw_cpu_rmsnorm, .rmsnorm_bwd = tw_cpu_rmsnorm_bwd,
+    .linear = tw_cpu_linear, .linear_dx = tw_cpu_linear_dx, .linear_dw = tw_cpu_linear_dw,
+    .lora = tw_cpu_lora, .lora_bwd = tw_cpu_lora_bwd, .rope = tw_cpu_rope,
+    .attn = tw_cpu_attn, .attn_bwd = tw_cpu_attn_bwd, .kv_bytes = tw_cpu_kv_bytes,
+    .kv_put = tw_cpu_kv_put, .glu = tw_cpu_glu, .glu_bwd = tw_cpu_glu_bwd,
+    .head = tw_cpu_head, .head_scratch = tw_cpu_head_scratch, .logits = tw_cpu_logits,
+    .pick = tw_cpu_pick, .add = tw_cpu_add, .axpy = tw_cpu_axpy,
+    .sumsq = tw_cpu_sumsq, .clip = tw_cpu_clip, .adamw = tw_cpu_adamw, .sgd = tw_cpu_sgd,
+};
+
+/* The best table this processor runs, among those of the name asked for. */
+static const struct tw_kern *choose(const char *isa)
+{
+    bool any = !strcmp(isa, "auto");
+
+#if defined(__x86_64__)
+    bool v2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    bool v4 = v2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+
+    if (v4 && (any || !strcmp(isa, "avx512")))
+        return __builtin_cpu_supports("avx512bf16") ? &tw_kern_avx512bf16 : &tw_kern_avx512;
+    if (v2 && (any || !strcmp(isa, "avx2")))
+        return &tw_kern_avx2;
+#endif
+    return any || !strcmp(isa, "c") ? &tw_kern_c : NULL;
+}
+
+struct tw_dev *tw_cpu_open(int threads, const char *isa, struct tw_err *err)
+{
+    const struct tw_kern *k = choose(isa);
+    struct tw_cpu *d;
+
+    if (!k) {
+        tw_fail(err, NULL, 0, "instruction set %s: not one that this processor has", isa);
+        return NULL;
+    }
+    d = tw_xcalloc(1, sizeof *d);
+    d->head.ops = &cpu_ops;
+    d->k = k;
+    d->pool = tw_pool_open(threads);
+    d->threads = tw_pool_threads(d->pool);
+    d->own = mem_new((size_t)d->threads * TW_OWN_WORDS * 4);
+    if (!d->own) {
+        tw_fail(err, NULL, 0, "out of memory: scratch of %d threads", d->threads);
+        tw_cpu_close((struct tw_dev *)d);
+        return NULL;
+    }
+    return (struct tw_dev *)d;
+}
+
+const char *tw_cpu_isa(const struct tw_dev *d)
+{
+    return ((const struct tw_cpu *)d)->k->name;
+}
+
+void tw_cpu_close(struct tw_dev *dev)
+{
+    struct tw_cpu *d = (struct tw_cpu *)dev;
+
+    tw_pool_close(d->pool);
+    for (int i = 0; i < TW_NSLOT; i++)
+        free(d->slot[i].p);
+    free(d->own);
+    free(d);
+}

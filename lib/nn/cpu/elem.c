@@ -1,0 +1,284 @@
+/* elem.c - the ops that are no products: norms, rotations, activations, optimisers. Work items are
+ * rows or fixed pieces of an array; sums are cut at fixed places, so threads change nothing. */
+#include <math.h>
+#include "nn/cpu/cpu_priv.h"
+
+#define PIECE 16384             /* elements of an item of an elementwise op */
+
+struct rms_job {
+    struct tw_cpu *d;
+    struct tw_tensor *y;
+    float *rstd, *dw;
+    const struct tw_tensor *x, *dy;
+    const float *w;
+    int64_t n, groups, step;
+    float eps, off;
+    bool add;
+};
+
+static void rms_rows(void *arg, int64_t i, int thread)
+{
+    struct rms_job *j = arg;
+
+    for (int64_t t = i * j->step; t < tw_min(j->x->rows, (i + 1) * j->step); t++)
+        for (int64_t g = 0; g < j->groups; g++) {
+            float r = j->d->k->rms(tw_row(j->y, t) + g * j->n, tw_row(j->x, t) + g * j->n, j->w,
+                    j->n, j->eps, j->off);
+
+            if (j->rstd)
+                j->rstd[t * j->groups + g] = r;
+        }
+}
+
+void tw_cpu_rmsnorm(struct tw_dev *dev, struct tw_tensor *y, float *rstd, const struct tw_tensor *x,
+        const float *w, int64_t n, float eps, float off)
+{
+    struct rms_job j = { .d = (struct tw_cpu *)dev, .y = y, .rstd = rstd, .x = x, .w = w, .n = n,
+        .groups = x->cols / n, .step = 1 + PIECE / (x->cols + 1), .eps = eps, .off = off };
+
+    tw_cpu_run(j.d, (x->rows + j.step - 1) / j.step, rms_rows, &j);
+}
+
+static void rms_dw_cols(void *arg, int64_t i, int thread)
+{
+    struct rms_job *j = arg;
+    int64_t c = i * 16;
+
+    j->d->k->rms_dw(j->dw + c, tw_min(16, j->n - c), tw_row(j->dy, 0) + c, j->dy->ld,
+            tw_row(j->x, 0) + c, j->x->ld, j->rstd, j->x->rows, j->groups, j->n);
+}
+
+static void rms_dx_rows(void *arg, int64_t i, int thread)
+{
+    struct rms_job *j = arg;
+
+    for (int64_t t = i * j->step; t < tw_min(j->x->rows, (i + 1) * j->step); t++)
+        for (int64_t g = 0; g < j->groups; g++)
+            j->d->k->rms_dx(tw_row(j->y, t) + g * j->n, j->add, tw_row(j->dy, t) + g * j->n,
+                    tw_row(j->x, t) + g * j->n, j->w, j->n, j->rstd[t * j->groups + g], j->off);
+}
+
+/* dw first: dx may take dy's place. */
+void tw_cpu_rmsnorm_bwd(struct tw_dev *dev, struct tw_tensor *dx, bool add, float *dw,
+        const struct tw_tensor *dy, const struct tw_tensor *x, const float *w, int64_t n,
+        const float *rstd, float off)
+{
+    struct rms_job j = { .d = (struct tw_cpu *)dev, .y = dx, .rstd = (float *)rstd, .dw = dw, .x = x,
+        .dy = dy, .w = w, .n = n, .groups = x->cols / n, .step = 1 + PIECE / (x->cols + 1),
+        .off = off, .add = add };
+
+    if (dw && x->rows)
+        tw_cpu_run(j.d, (n + 15) / 16, rms_dw_cols, &j);
+    tw_cpu_run(j.d, (x->rows + j.step - 1) / j.step, rms_dx_rows, &j);
+}
+
+struct rope_job {
+    struct tw_cpu *d;
+    struct tw_tensor *x;
+    const struct tw_rope *r;
+    int64_t nheads, hd;
+    float sign;
+};
+
+/* Pairs (2i, 2i + 1), with the same operations as the kernel for halves. */
+static void rope_pairs(float *x, const float *c, const float *s, int64_t half, float sign)
+{
+    for (int64_t i = 0; i < half; i++) {
+        float a = x[2 * i], b = x[2 * i + 1], sn = s[i] * sign;
+
+        x[2 * i] = a * c[i] - b * sn;
+        x[2 * i + 1] = b * c[i] + a * sn;
+    }
+}
+
+static void rope_row(void *arg, int64_t t, int thread)
+{
+    struct rope_job *j = arg;
+    int64_t half = j->r->rot / 2;
+    const float *c = j->r->cos + j->r->pos[t] * half, *s = j->r->sin + j->r->pos[t] * half;
+
+    for (int64_t h = 0; h < j->nheads; h++) {
+        float *x = tw_row(j->x, t) + h * j->hd;
+
+        if (j->r->interleaved)
+            rope_pairs(x, c, s, half, j->sign);
+        else
+            j->d->k->rope(x, c, s, half, j->sign);
+    }
+}
+
+void tw_cpu_rope(struct tw_dev *dev, struct tw_tensor *x, int64_t nheads, int64_t hd,
+        const struct tw_rope *r, int sign)
+{
+    struct rope_job j = { (struct tw_cpu *)dev, x, r, nheads, hd, (float)sign };
+
+    tw_cpu_run(j.d, x->rows, rope_row, &j);
+}
+
+struct glu_job {
+    struct tw_cpu *d;
+    struct tw_tensor *y, *dgate, *dup;
+    const struct tw_tensor *gate, *up, *dy;
+    enum tw_act act;
+};
+
+static void glu_row(void *arg, int64_t t, int thread)
+{
+    struct glu_job *j = arg;
+
+    j->d->k->glu(tw_row(j->y, t), tw_row(j->gate, t), tw_row(j->up, t), j->gate->cols, j->act);
+}
+
+void tw_cpu_glu(struct tw_dev *dev, struct tw_tensor *y, const struct tw_tensor *gate,
+        const struct tw_tensor *up, enum tw_act act)
+{
+    struct glu_job j = { .d = (struct tw_cpu *)dev, .y = y, .gate = gate, .up = up, .act = act };
+
+    tw_cpu_run(j.d, gate->rows, glu_row, &j);
+}
+
+static void glu_bwd_row(void *arg, int64_t t, int thread)
+{
+    struct glu_job *j = arg;
+
+    j->d->k->glu_bwd(tw_row(j->dgate, t), tw_row(j->dup, t), tw_row(j->dy, t), tw_row(j->gate, t),
+            tw_row(j->up, t), j->gate->cols, j->act);
+}
+
+void tw_cpu_glu_bwd(struct tw_dev *dev, struct tw_tensor *dgate, struct tw_tensor *dup,
+        const struct tw_tensor *dy, const struct tw_tensor *gate, const struct tw_tensor *up,
+        enum tw_act act)
+{
+    struct glu_job j = { .d = (struct tw_cpu *)dev, .dgate = dgate, .dup = dup, .dy = dy,
+        .gate = gate, .up = up, .act = act };
+
+    tw_cpu_run(j.d, gate->rows, glu_bwd_row, &j);
+}
+
+struct add_job {
+    struct tw_cpu *d;
+    struct tw_tensor *y;
+    const struct tw_tensor *x;
+};
+
+static void add_row(void *arg, int64_t t, int thread)
+{
+    struct add_job *j = arg;
+
+    j->d->k->add(tw_row(j->y, t), tw_row(j->x, t), j->x->cols);
+}
+
+void tw_cpu_add(struct tw_dev *dev, struct tw_tensor *y, const struct tw_tensor *x)
+{
+    struct add_job j = { (struct tw_cpu *)dev, y, x };
+
+    tw_cpu_run(j.d, x->rows, add_row, &j);
+}
+
+/* Arrays of n elements, in pieces. */
+struct flat_job {
+    struct tw_cpu *d;
+    float *w, *m, *v;
+    const float *g;
+    double *part;
+    int64_t n;
+    float a, momentum, decay, scale;
+    const struct tw_adamw *p;
+};
+
+static void run_flat(struct flat_job *j, void (*fn)(void *, int64_t, int))
+{
+    tw_cpu_run(j->d, (j->n + PIECE - 1) / PIECE, fn, j);
+}
+
+static void axpy_piece(void *arg, int64_t i, int thread)
+{
+    struct flat_job *j = arg;
+    int64_t k = i * PIECE;
+
+    j->d->k->axpy(j->w + k, j->a, j->g + k, tw_min(PIECE, j->n - k));
+}
+
+void tw_cpu_axpy(struct tw_dev *dev, float *y, float a, const float *x, int64_t n)
+{
+    struct flat_job j = { .d = (struct tw_cpu *)dev, .w = y, .g = x, .n = n, .a = a };
+
+    run_flat(&j, axpy_piece);
+}
+
+static void sumsq_piece(void *arg, int64_t i, int thread)
+{
+    struct flat_job *j = arg;
+    int64_t k = i * PIECE, n = tw_min(PIECE, j->n - k);
+    double s[16] = { 0 };
+    const float *g = j->g + k;
+
+    for (int64_t c = 0; c + 16 <= n; c += 16)
+        for (int l = 0; l < 16; l++)
+            s[l] += (double)g[c + l] * g[c + l];
+    for (int64_t c = n / 16 * 16; c < n; c++)
+        s[c % 16] += (double)g[c] * g[c];
+    for (int l = 1; l < 16; l++)
+        s[0] += s[l];
+    j->part[i] = s[0];
+}
+
+void tw_cpu_sumsq(struct tw_dev *dev, double *sum, const float *g, int64_t n)
+{
+    struct flat_job j = { .d = (struct tw_cpu *)dev, .g = g, .n = n };
+    int64_t pieces = (n + PIECE - 1) / PIECE;
+
+    j.part = tw_cpu_scratch(j.d, TW_SLOT_LIST, (size_t)(pieces + 1) * sizeof *j.part);
+    if (!j.part)
+        return;
+    run_flat(&j, sumsq_piece);
+    for (int64_t i = 0; i < pieces; i++)
+        *sum += j.part[i];
+}
+
+void tw_cpu_clip(struct tw_dev *d, float *scale, const double *sum, float max)
+{
+    if (!isfinite(*sum))
+        *scale = NAN;
+    else if (max == 0 || sqrt(*sum) <= max)
+        *scale = 1;
+    else
+        *scale = (float)(max / sqrt(*sum));
+}
+
+static void adamw_piece(void *arg, int64_t i, int thread)
+{
+    struct flat_job *j = arg;
+    int64_t k = i * PIECE;
+
+    j->d->k->adamw(j->w + k, j->g + k, j->m + k, j->v + k, tw_min(PIECE, j->n - k), j->p, j->scale);
+}
+
+void tw_cpu_adamw(struct tw_dev *dev, float *w, const float *g, float *m, float *v, int64_t n,
+        const struct tw_adamw *p, const float *scale)
+{
+    struct flat_job j = { .d = (struct tw_cpu *)dev, .w = w, .g = g, .m = m, .v = v, .n = n, .p = p,
+        .scale = *scale };
+
+    if (!isnan(*scale))
+        run_flat(&j, adamw_piece);
+}
+
+static void sgd_piece(void *arg, int64_t i, int thread)
+{
+    struct flat_job *j = arg;
+    int64_t k = i * PIECE;
+
+    j->d->k->sgd(j->w + k, j->g + k, j->m ? j->m + k : NULL, tw_min(PIECE, j->n - k), j->a,
+            j->momentum, j->decay, j->scale);
+}
+
+void tw_cpu_sgd(struct tw_dev *dev, float *w, const float *g, float *m, int64_t n, float lr,
+        float momentum, float decay, const float *scale)
+{
+    struct flat_job j = { .d = (struct tw_cpu *)dev, .w = w, .g = g, .m = m, .n = n, .a = lr,
+        .momentum = momentum, .decay = decay, .scale = *scale };
+
+    if (!isnan(*scale))
+        run_flat(&j, sgd_piece);
+}

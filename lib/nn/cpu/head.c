@@ -1,0 +1,185 @@
+/* head.c - log-probabilities of targets, and the gradient in the same pass. Rows are taken in chunks
+ * whose logits fit into HEAD_BYTES; row functions (stats, dsoftmax) look at one whole row of logits,
+ * so chunks, threads and neighbours change nothing and pick() on the host gives the same bits. */
+#include <math.h>
+#include "nn/cpu/cpu_priv.h"
+
+#define HEAD_BYTES (48 << 20)   /* of logits at a time */
+#define HEAD_TILE 1024          /* rows of W transposed at a time for dh */
+
+static int64_t chunk_rows(int64_t n, int64_t V)
+{
+    return tw_min(n, tw_max(16, tw_min(512, HEAD_BYTES / 4 / V / 16 * 16)));
+}
+
+/* The natural logarithm of a positive finite double: m in [sqrt 1/2, sqrt 2), log m as the series of
+ * 2 atanh((m - 1) / (m + 1)); ours, so that every processor gives the same bits. */
+static double log_of(double x)
+{
+    int e;
+    double m = frexp(x, &e), z, z2, s = 0;
+
+    if (!(x > 0) || isinf(x))
+        return x > 0 ? x : x == 0 ? -INFINITY : NAN;
+    if (m < 0.70710678118654752) {
+        m *= 2;
+        e--;
+    }
+    z = (m - 1) / (m + 1);
+    z2 = z * z;
+    for (int k = 19; k >= 1; k -= 2)
+        s = s * z2 + 1.0 / k;
+    return e * 0.69314718055994531 + 2 * z * s;
+}
+
+static float log_prob(const float st[3], const float *z, float temp, int32_t target)
+{
+    float x = temp == 1 ? z[target] : z[target] / temp;
+
+    return (float)((double)x - st[0] - log_of(st[1]));
+}
+
+/* log of the sum of e^(x - max) that a row of scores has, plus its maximum */
+float tw_cpu_lse(float max, float sum)
+{
+    return (float)(max + log_of(sum));
+}
+
+struct head_job {
+    struct tw_cpu *d;
+    const struct tw_head *h;
+    int64_t i0, n, V, D;        /* rows [i0, i0 + n) of those asked for */
+    float *z, *x, *dx;          /* logits [n, V], hidden states and their gradients [n, D] */
+};
+
+static void gather(void *arg, int64_t i, int thread)
+{
+    struct head_job *j = arg;
+
+    memcpy(j->x + i * j->D, tw_row(j->h->h, j->h->row[j->i0 + i]), (size_t)j->D * 4);
+}
+
+static void head_row(void *arg, int64_t r, int thread)
+{
+    struct head_job *j = arg;
+    const struct tw_head *h = j->h;
+    int64_t i = j->i0 + r;
+    float *z = j->z + r * j->V, st[3], temp = h->temp ? h->temp[i] : 1, c;
+
+    j->d->k->stats(st, z, j->V, temp, h->entropy != NULL);
+    h->logp[i] = log_prob(st, z, temp, h->target[i]);
+    if (h->entropy)             /* H = log sum - sum p (x - max) */
+        h->entropy[i] = (float)(log_of(st[1]) - (double)st[2] / st[1]);
+    if (!h->coef)
+        return;
+    c = h->coef[i] / temp;
+    j->d->k->dsoftmax(z, j->V, temp, st[0], -c / st[1]);
+    z[h->target[i]] += c;
+}
+
+/* dx[n, D] = z W, W transposed tile by tile so that no second copy of it is kept. */
+static void head_dx(struct head_job *j)
+{
+    const struct tw_mat *w = j->h->w;
+
+    for (int64_t v = 0; v < j->V; v += HEAD_TILE) {
+        int64_t n = tw_min(HEAD_TILE, j->V - v);
+        int64_t words = tw_up(j->D, 16) / 16 * tw_panel_words(w->dtype, n);
+        struct tw_gemm g = { .m = j->n, .n = j->D, .s = n, .a = j->z + v, .lda = j->V,
+            .bkind = w->dtype == TW_F32 ? TW_B_PANEL : TW_B_PANEL16, .c = j->dx, .ldc = j->D,
+            .cont = v > 0, .scale = 1 };
+        void *wt = tw_cpu_scratch(j->d, TW_SLOT_WT, (size_t)words * 4);
+
+        if (!wt)
+            return;
+        tw_cpu_transpose(j->d, wt, w, v, n);
+        g.b = wt;
+        tw_cpu_gemm(j->d, &g);
+    }
+}
+
+static void head_bwd(struct head_job *j)
+{
+    const struct tw_head *h = j->h;
+
+    head_dx(j);
+    for (int64_t r = 0; r < j->n; r++) {
+        int64_t i = j->i0 + r;
+        float *dh = tw_row(h->dh, h->row[i]), *dx = j->dx + r * j->D;
+
+        if (i > 0 && h->row[i - 1] == h->row[i])
+            j->d->k->add(dh, dx, j->D);
+        else
+            memcpy(dh, dx, (size_t)j->D * 4);
+    }
+    if (h->dw) {
+        struct tw_gemm g = { .m = j->D, .n = j->V, .s = j->n, .a = j->x, .lda = j->D, .a_cols = true,
+            .bkind = TW_B_ROWS, .b = j->z, .ldb = j->V, .c = h->dw->data, .c_panel = true,
+            .cont = true, .scale = 1 };
+
+        tw_cpu_gemm(j->d, &g);
+    }
+}
+
+static void product(struct tw_cpu *d, float *z, const float *x, int64_t n, const struct tw_mat *w)
+{
+    struct tw_gemm g = { .m = n, .n = w->rows, .s = w->cols, .a = x, .lda = w->cols,
+        .bkind = w->dtype == TW_F32 ? TW_B_PANEL : TW_B_PANEL16, .b = w->data, .c = z,
+        .ldc = w->rows, .scale = 1 };
+
+    tw_cpu_gemm(d, &g);
+}
+
+void tw_cpu_head(struct tw_dev *dev, const struct tw_head *h)
+{
+    struct tw_cpu *d = (struct tw_cpu *)dev;
+    int64_t V = h->w->rows, D = h->w->cols, rows = chunk_rows(tw_max(h->n, 1), V);
+    struct head_job j = { .d = d, .h = h, .V = V, .D = D };
+
+    j.z = tw_cpu_scratch(d, TW_SLOT_Y, (size_t)rows * (size_t)V * 4);
+    j.x = tw_cpu_scratch(d, TW_SLOT_X, 2 * (size_t)rows * (size_t)D * 4);
+    if (!j.z || !j.x)
+        return;
+    j.dx = j.x + rows * D;
+    if (h->coef)
+        for (int64_t t = 0; t < h->dh->rows; t++)
+            memset(tw_row(h->dh, t), 0, (size_t)D * 4);
+    for (j.i0 = 0; j.i0 < h->n; j.i0 += rows) {
+        j.n = tw_min(rows, h->n - j.i0);
+        tw_cpu_run(d, j.n, gather, &j);
+        product(d, j.z, j.x, j.n, h->w);
+        tw_cpu_run(d, j.n, head_row, &j);
+        if (h->coef)
+            head_bwd(&j);
+    }
+}
+
+size_t tw_cpu_head_scratch(const struct tw_dev *d, int64_t n, int64_t V, int64_t D, bool bwd)
+{
+    int64_t rows = chunk_rows(tw_max(n, 1), V);
+    int64_t words = rows * V + 2 * rows * D + (bwd ? tw_up(D, 16) * HEAD_TILE : 0);
+
+    return (size_t)words * 4;
+}
+
+void tw_cpu_logits(struct tw_dev *dev, float *logits, const struct tw_tensor *h, const int32_t *row,
+        int64_t n, const struct tw_mat *w)
+{
+    struct tw_cpu *d = (struct tw_cpu *)dev;
+    float *x = tw_cpu_scratch(d, TW_SLOT_X, (size_t)tw_max(n, 1) * (size_t)w->cols * 4);
+
+    if (!x)
+        return;
+    for (int64_t i = 0; i < n; i++)
+        memcpy(x + i * w->cols, tw_row(h, row[i]), (size_t)w->cols * 4);
+    product(d, logits, x, n, w);
+}
+
+float tw_cpu_pick(const struct tw_dev *dev, const float *z, int64_t V, float temp, int32_t target)
+{
+    const struct tw_cpu *d = (const struct tw_cpu *)dev;
+    float st[3];
+
+    d->k->stats(st, z, V, temp, false);
+    return log_prob(st, z, temp, target);
+}

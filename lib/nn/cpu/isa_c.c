@@ -1,0 +1,7 @@
+/* isa_c.c - the kernels in portable C, for any processor. */
+#define TW_VEC_C
+#define TW_KERN tw_kern_c
+#define TW_KERN_NAME "c"
+#define MR16 MR
+#define PR16 PR
+#include "nn/cpu/kern.h"

@@ -1,0 +1,94 @@
+/* kern_mm.h - the blocks of the matrix product, compiled once per instruction set by kern.h.
+ * A block of R rows and P panels keeps its R * P sums in registers for the whole length of the sum:
+ * per step P vectors of B are loaded and R numbers of A broadcast. AVX512 takes 8 x 3 (24 sums of 32
+ * registers, enough to hide the latency of two units), AVX2 6 x 1 (12 of 16). */
+
+#if defined(TW_VEC_AVX512)
+#define MR 8
+#define PR 3
+#elif defined(TW_VEC_AVX2)
+#define MR 6
+#define PR 1
+#else
+#define MR 4
+#define PR 1
+#endif
+
+/* BF: pairs of bf16. A(r, s) is a[r * ar + s * as], where one of ar and as is the constant 1. */
+VFN void mm_block(float *restrict c, int64_t ldc, const float *restrict a, int64_t ar,
+        int64_t as, const float *restrict b, int64_t bp, int64_t s, const int R, const int P,
+        const bool bf)
+{
+    vf acc[MR][PR], x, w[PR];
+
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int p = 0; p < P; p++)
+            acc[r][p] = v_load(c + r * ldc + p * 16);
+    for (int64_t i = 0; i < s; i++) {
+#pragma GCC unroll 4
+        for (int p = 0; p < P; p++)
+            w[p] = v_load(b + p * bp + i * 16);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            x = v_set(a[r * ar]);
+#pragma GCC unroll 4
+            for (int p = 0; p < P; p++)
+                acc[r][p] = bf ? v_dp(acc[r][p], x, w[p]) : v_fma(x, w[p], acc[r][p]);
+        }
+        a += as;
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int p = 0; p < P; p++)
+            v_store(c + r * ldc + p * 16, acc[r][p]);
+}
+
+#define MM_CASE(r, p)                                                                              \
+    case (r) * 4 + (p):                                                                            \
+        mm_block(c, ldc, a, ar, as, b, bp, s, (r) <= MR ? (r) : MR, (p) <= PR ? (p) : PR, bf);     \
+        break;
+#define MM_ROW(r) MM_CASE(r, 1) MM_CASE(r, 2) MM_CASE(r, 3)
+
+VFN void mm_switch(float *c, int64_t ldc, const float *a, int64_t ar, int64_t as, const float *b,
+        int64_t bp, int64_t s, int R, int P, const bool bf)
+{
+    switch (R * 4 + P) {
+        MM_ROW(1)
+        MM_ROW(2)
+        MM_ROW(3)
+        MM_ROW(4)
+#if MR >= 6
+        MM_ROW(5)
+        MM_ROW(6)
+#endif
+#if MR >= 8
+        MM_ROW(7)
+        MM_ROW(8)
+#endif
+    default:
+        break;
+    }
+}
+
+static void mm(float *c, int64_t ldc, const float *a, int64_t as, const float *b, int64_t bp,
+        int64_t s, int R, int P)
+{
+    mm_switch(c, ldc, a, 1, as, b, bp, s, R, P, false);
+}
+
+static void mms(float *c, int64_t ldc, const float *a, int64_t ar, const float *b, int64_t bp,
+        int64_t s, int R, int P)
+{
+    mm_switch(c, ldc, a, ar, 1, b, bp, s, R, P, false);
+}
+
+#if !defined(TW_KERN_AMX)
+static void mm16(float *c, int64_t ldc, const uint32_t *a, const uint32_t *b, int64_t bp, int64_t s,
+        int R, int P)
+{
+    mm_switch(c, ldc, (const float *)a, 1, R, (const float *)b, bp, s, R, P, true);
+}
+#endif

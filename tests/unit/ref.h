@@ -1,0 +1,45 @@
+/* ref.h - the readable reference of every op of lib/nn/ops.h: plain row-major arrays, sums in double,
+ * one loop per index of the formula. Slow, and right by inspection; for tests alone. Weights W are
+ * [N, K], activations [T, ..]; results are doubles. */
+#ifndef TW_REF_H
+#define TW_REF_H
+#include "nn/ops.h"
+
+/* y[T, N] = x W^T + bias + res (bias, res may be NULL) */
+void ref_linear(double *y, const float *x, const float *w, const float *bias, const float *res,
+        int64_t T, int64_t N, int64_t K);
+/* dx[T, K] = dy W, plus dx0 when not NULL; dw[N, K] = dw0 + dy^T x; dbias[N] = dbias0 + sum dy */
+void ref_linear_dx(double *dx, const float *dx0, const float *dy, const float *w, int64_t T,
+        int64_t N, int64_t K);
+void ref_linear_dw(double *dw, double *dbias, const float *dw0, const float *dbias0,
+        const float *dy, const float *x, int64_t T, int64_t N, int64_t K);
+
+/* T rows of one group of n each */
+void ref_rmsnorm(double *y, double *rstd, const float *x, const float *w, int64_t T, int64_t n,
+        double eps, double off);
+void ref_rmsnorm_bwd(double *dx, double *dw, const float *dy, const float *x, const float *w,
+        int64_t T, int64_t n, double eps, double off);
+
+void ref_rope(double *x, int64_t T, int64_t nheads, int64_t hd, const float *cos, const float *sin,
+        const int32_t *pos, int64_t rot, bool interleaved, int sign);
+
+/* One sequence of n tokens. lse [n, nh]. The backward is of sum(dout * o). */
+struct ref_attn {
+    int64_t n, nh, nkv, hd, window;
+    double scale;
+    const float *q, *k, *v;
+};
+void ref_attn(double *o, double *lse, const struct ref_attn *a);
+void ref_attn_bwd(double *dq, double *dk, double *dv, const float *dout, const struct ref_attn *a);
+
+double ref_act(double x, enum tw_act act);
+double ref_dact(double x, enum tw_act act);
+
+/* One row of V logits: log softmax(z / temp)[target], its entropy, and dz of coef * that. */
+double ref_logp(double *entropy, double *dz, const double *z, int64_t V, double temp, int64_t target,
+        double coef);
+
+/* Whether feature k of a token with this key is dropped at module m. */
+bool ref_dropped(uint64_t key, uint32_t m, int64_t k, float drop);
+
+#endif
