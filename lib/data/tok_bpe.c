@@ -57,6 +57,32 @@ void tok_bpe_free(struct tok_bpe *m)
     free(m->pair);
 }
 
+#define MARK "\xE2\x96\x81"             /* U+2581, which stands for a space */
+
+static bool begins_marked(struct tw_str s)
+{
+    return s.n >= 3 && !memcmp(s.p, MARK, 3);
+}
+
+/* Text without a pre-tokenizer is one word, however long. It may be cut before a mark that follows
+ * something else when no merge joins across such a place, and the mark is a token. */
+static bool may_cut(const struct tok_bpe *m, const struct tok_vocab *v)
+{
+    if (m->byte_level || m->ignore_merges || tok_vocab_find(v, MARK, 3) < 0)
+        return false;
+    for (uint32_t i = 0; i <= m->mask; i++) {
+        struct tw_str l, r;
+
+        if (m->pair[i].left == TOK_NONE)
+            continue;
+        l = tok_vocab_text(v, m->pair[i].left);
+        r = tok_vocab_text(v, m->pair[i].right);
+        if (begins_marked(r) && !(l.n >= 3 && !memcmp(l.p + l.n - 3, MARK, 3)))
+            return false;
+    }
+    return true;
+}
+
 void tok_bpe_finish(struct tok_bpe *m, const struct tok_vocab *v)
 {
     tok_bpe_reserve(m, 1);
@@ -74,6 +100,7 @@ void tok_bpe_finish(struct tok_bpe *m, const struct tok_vocab *v)
         n = snprintf(s, sizeof(s), "<0x%02X>", (unsigned)c);
         m->fallback[c] = tok_vocab_find(v, s, (size_t)n);
     }
+    m->cut = may_cut(m, v);
 }
 
 static inline uint64_t pair_key(const struct tok_bpe *m, uint32_t left, uint32_t right)
@@ -356,7 +383,7 @@ static int32_t whole(const struct tw_tok *t, const char *p, size_t n)
     return id;
 }
 
-void tok_bpe_word(struct tok_enc *e, const struct tok_view *v, size_t b, size_t end)
+static void word(struct tok_enc *e, const struct tok_view *v, size_t b, size_t end)
 {
     const struct tw_tok *t = e->t;
     const char *p = v->p + b;
@@ -381,4 +408,24 @@ void tok_bpe_word(struct tok_enc *e, const struct tok_view *v, size_t b, size_t 
         plain = merge_word(e, v, b, end);
     if (n <= TOK_CACHE_WORD && plain)
         tok_cache_put(t->cache, p, n, hash, e->out->id + first, e->out->n - first);
+}
+
+void tok_bpe_word(struct tok_enc *e, const struct tok_view *v, size_t b, size_t end)
+{
+    size_t i = b;
+
+    while (e->t->bpe.cut && i < end) {
+        const char *p = memchr(v->p + i, MARK[0], end - i);
+
+        if (!p)
+            break;
+        i = (size_t)(p - v->p);
+        if (i > b && begins_marked((struct tw_str){ p, end - i })
+                && (i < b + 3 || memcmp(p - 3, MARK, 3))) {
+            word(e, v, b, i);
+            b = i;
+        }
+        i++;
+    }
+    word(e, v, b, end);
 }

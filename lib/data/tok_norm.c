@@ -70,27 +70,28 @@ static bool is_stable(const struct tok_uni *u, enum tok_norm_kind kind, uint32_t
                     && (uint32_t)d[0] == c);
 }
 
-static int ccc(utf8proc_int32_t c)
+/* Canonical combining class; every character that has one is marked TOK_NFC. */
+static int ccc(const struct tok_uni *u, utf8proc_int32_t c)
 {
-    return utf8proc_get_property(c)->combining_class;
+    return tok_cls(u, (uint32_t)c) & TOK_NFC ? utf8proc_get_property(c)->combining_class : 0;
 }
 
 /* Sorts marks by combining class, stably. A run of marks may be as long as the text: no insertion
  * sort. TMP has room for N. */
-static void sort_marks(utf8proc_int32_t *d, utf8proc_int32_t *tmp, size_t n)
+static void sort_marks(const struct tok_uni *u, utf8proc_int32_t *d, utf8proc_int32_t *tmp, size_t n)
 {
     size_t first[257] = {0};
 
     for (size_t i = 0; i < n; i++)
-        first[ccc(d[i]) + 1]++;
+        first[ccc(u, d[i]) + 1]++;
     for (int k = 0; k < 256; k++)
         first[k + 1] += first[k];
     for (size_t i = 0; i < n; i++)
-        tmp[first[ccc(d[i])]++] = d[i];
+        tmp[first[ccc(u, d[i])]++] = d[i];
     memcpy(d, tmp, n * sizeof(*d));
 }
 
-static void reorder(utf8proc_int32_t *d, size_t n)
+static void reorder(const struct tok_uni *u, utf8proc_int32_t *d, size_t n)
 {
     utf8proc_int32_t *tmp = NULL;
     size_t j;
@@ -98,21 +99,22 @@ static void reorder(utf8proc_int32_t *d, size_t n)
     for (size_t i = 0; i < n; i = j) {
         bool sorted = true;
 
-        for (j = i + 1; j < n && ccc(d[i]) && ccc(d[j]); j++)
-            sorted = sorted && ccc(d[j - 1]) <= ccc(d[j]);
+        for (j = i + 1; j < n && ccc(u, d[i]) && ccc(u, d[j]); j++)
+            sorted = sorted && ccc(u, d[j - 1]) <= ccc(u, d[j]);
         if (sorted)
             continue;
         if (!tmp)
             tmp = tw_xreallocarray(NULL, n, sizeof(*tmp));
-        sort_marks(d + i, tmp, j - i);
+        sort_marks(u, d + i, tmp, j - i);
     }
     free(tmp);
 }
 
 /* Normalizes [b, end) of V, a stretch that nothing outside it combines with. */
-static void form_stretch(struct tok_text *out, bool mapped, enum tok_norm_kind kind,
+static void form_stretch(const struct tok_enc *e, struct tok_text *out, enum tok_norm_kind kind,
         const struct tok_view *v, size_t b, size_t end)
 {
+    const struct tok_uni *u = &e->t->uni;
     size_t cap = (end - b) * 2 + 32, n = 0, k;
     utf8proc_int32_t *d = tw_xreallocarray(NULL, cap, sizeof(*d));
 
@@ -125,7 +127,7 @@ static void form_stretch(struct tok_text *out, bool mapped, enum tok_norm_kind k
         }
         n += (size_t)utf8proc_decompose_char(c, d + n, 32, form_options(kind), NULL);
     }
-    reorder(d, n);
+    reorder(u, d, n);
     if (kind == TOK_FORM_C || kind == TOK_FORM_KC)
         n = (size_t)utf8proc_normalize_utf32(d, (utf8proc_ssize_t)n,
                 UTF8PROC_COMPOSE | UTF8PROC_STABLE);
@@ -133,7 +135,7 @@ static void form_stretch(struct tok_text *out, bool mapped, enum tok_norm_kind k
         char s[4];
         int len = tw_utf8_put(s, (uint32_t)d[i]);
 
-        tok_text_add(out, mapped, s, (size_t)len, tok_view_begin(v, b), tok_view_end(v, end));
+        tok_text_add(out, e->mapped, s, (size_t)len, tok_view_begin(v, b), tok_view_end(v, end));
     }
     free(d);
 }
@@ -174,7 +176,7 @@ static bool run_form(const struct tok_enc *e, enum tok_norm_kind kind, const str
         while (i < v->n && !is_stable(u, kind, tok_char((const unsigned char *)v->p + i, &k)))
             i += k;
         tok_text_copy(out, e->mapped, v, done, b);
-        form_stretch(out, e->mapped, kind, v, b, i);
+        form_stretch(e, out, kind, v, b, i);
         done = i;
     }
     tok_text_copy(out, e->mapped, v, done, v->n);

@@ -33,6 +33,23 @@ static const struct {
     { 0x2EBF0, 0x2EE5D, TOK_L },
 };
 
+/* Marks that are younger than Unicode 9, whose data the reference's normalizer has: to it they are
+ * characters that stay where they are. U+11930 and U+11938, too. */
+static const struct {
+    uint32_t first, last;
+} too_new[] = {
+    { 0x7FD, 0x7FD }, { 0x898, 0x89F }, { 0x8CA, 0x8D3 }, { 0x9FE, 0x9FE }, { 0xC3C, 0xC3C },
+    { 0xD3B, 0xD3C }, { 0xEBA, 0xEBA }, { 0x1715, 0x1715 }, { 0x1ABF, 0x1ACE },
+    { 0x1DF6, 0x1DFA }, { 0xA82C, 0xA82C }, { 0x10D24, 0x10D27 }, { 0x10EAB, 0x10EAC },
+    { 0x10EFD, 0x10EFF }, { 0x10F46, 0x10F50 }, { 0x10F82, 0x10F85 }, { 0x11070, 0x11070 },
+    { 0x1133B, 0x1133B }, { 0x1145E, 0x1145E }, { 0x11839, 0x1183A }, { 0x11930, 0x11930 },
+    { 0x11938, 0x11938 }, { 0x1193D, 0x1193E }, { 0x11943, 0x11943 }, { 0x119E0, 0x119E0 },
+    { 0x11A34, 0x11A34 }, { 0x11A47, 0x11A47 }, { 0x11A99, 0x11A99 }, { 0x11D42, 0x11D42 },
+    { 0x11D44, 0x11D45 }, { 0x11D97, 0x11D97 }, { 0x11F41, 0x11F42 }, { 0x16FF0, 0x16FF1 },
+    { 0x1E08F, 0x1E08F }, { 0x1E130, 0x1E136 }, { 0x1E2AE, 0x1E2AE }, { 0x1E2EC, 0x1E2EF },
+    { 0x1E4EC, 0x1E4EF },
+};
+
 static const uint8_t of_category[32] = {
     [UTF8PROC_CATEGORY_LU] = TOK_L, [UTF8PROC_CATEGORY_LL] = TOK_L,
     [UTF8PROC_CATEGORY_LT] = TOK_L, [UTF8PROC_CATEGORY_LM] = TOK_L,
@@ -64,7 +81,7 @@ static void mark_nfc(struct tok_uni *u, uint32_t c)
         u->cls[c] |= TOK_NFC;
 }
 
-void tok_uni_init(struct tok_uni *u)
+static void init_classes(struct tok_uni *u)
 {
     static const uint32_t space[] = { 0x20, 0x85, 0xA0, 0x1680, 0x2028, 0x2029, 0x202F, 0x205F,
         0x3000 };
@@ -82,6 +99,11 @@ void tok_uni_init(struct tok_uni *u)
         u->cls[space[i]] |= TOK_S;
     u->cls['\n'] |= TOK_NL;
     u->cls['\r'] |= TOK_NL;
+}
+
+void tok_uni_init(struct tok_uni *u)
+{
+    init_classes(u);
     for (uint32_t c = 0xC0; c < TOK_UNI_N; c++) {
         const utf8proc_property_t *p = utf8proc_get_property((utf8proc_int32_t)c);
 
@@ -94,6 +116,12 @@ void tok_uni_init(struct tok_uni *u)
         u->cls[c] |= TOK_NFC;
     for (uint32_t c = 0x11A8; c <= 0x11C2; c++)
         u->cls[c] |= TOK_NFC;
+    for (size_t i = 0; i < sizeof(newer) / sizeof(newer[0]); i++)
+        for (uint32_t c = newer[i].first; c <= newer[i].last; c++)
+            u->cls[c] &= (uint8_t)~TOK_NFC;
+    for (size_t i = 0; i < sizeof(too_new) / sizeof(too_new[0]); i++)
+        for (uint32_t c = too_new[i].first; c <= too_new[i].last; c++)
+            u->cls[c] &= (uint8_t)~TOK_NFC;
 }
 
 uint8_t tok_uni_high(uint32_t c)
