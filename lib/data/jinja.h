@@ -15,10 +15,12 @@ struct tw_jinja;        /* a compiled template; read-only, shared by threads */
 
 /* Compiles TEXT; NAME is used in errors. */
 struct tw_jinja *tw_jinja_compile(struct tw_str text, const char *name, struct tw_err *err);
+/* The dialect of the engines that are not Python's: values print as JSON ("true", not "True"), `null`
+ * is a name for none, a number joins a text with +, filters give lists. */
+struct tw_jinja *tw_jinja_compile_json(struct tw_str text, const char *name, struct tw_err *err);
 void tw_jinja_free(struct tw_jinja *j);
 
-/* Origins. 0 is the template itself; the caller gives others to values before rendering:
- * every JSON value passed in `vars` with a non-zero `origin` colours the strings inside it. */
+/* A variable of the template. The strings inside it carry their origin (see tw_jinja_span). */
 struct tw_jinja_var {
     struct tw_str name;
     const struct tw_json *json;     /* the value; NULL: use str */
@@ -28,25 +30,26 @@ struct tw_jinja_var {
 /* A run of output bytes of one origin. For text that came from a string inside `messages`, `msg` is
  * the index of the message and `field` the key path under it ("content", "reasoning_content",
  * "tool_calls", ..; borrowed from the compiled template or the input); else msg is -1 and `var` is
- * the index of the variable it came from, or -1 for the template. `generation`: inside a
- * {% generation %} block. */
+ * the index of the variable it came from, or -1 for the template. `owner`: the message whose pass of
+ * the (outermost) loop over messages wrote the bytes, else -1: template text with an owner is the
+ * message's header, wrapping and end of turn. `generation`: inside a {% generation %} block. */
 struct tw_jinja_span {
     size_t begin, end;
-    int32_t msg, var;
+    int32_t msg, var, owner;
     struct tw_str field;
     bool generation;
 };
 
+/* Zero-initialise; may be passed to one rendering after the other, which then reuse its memory. */
 struct tw_jinja_out {
     struct tw_buf text;
     struct tw_jinja_span *span;     /* ascending, covering the text */
     int64_t nspan, cap;
     bool has_generation;            /* the template contains generation blocks */
-    /* for every message, the output offset at which the template's loop over messages first and
-     * last stood on it (the pass of the `for` loop whose item is messages[i]); SIZE_MAX: never.
-     * Template text written in that pass belongs to the message (headers, end-of-turn tokens). */
+    /* for every message, where the first byte it owns begins and the last one ends; SIZE_MAX: none */
     size_t *msg_begin, *msg_end;
-    int64_t nmsg;
+    int64_t nmsg, cap_msg;
+    struct tw_jinja_scratch *scratch;
 };
 void tw_jinja_out_free(struct tw_jinja_out *o);
 

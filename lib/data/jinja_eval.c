@@ -1,0 +1,684 @@
+/* jinja_eval.c - expressions: the tree is walked, a value comes back. */
+#include "jinja_priv.h"
+
+#include <math.h>
+
+enum { CHAIN = 24 };    /* operands of a + b + c .. that are joined in one go */
+
+/* ---- arguments ---- */
+
+const struct tw_jval *tw_jarg(struct tw_jargs *a, int64_t i, const char *name)
+{
+    if (i >= 0 && i < a->n)
+        return &a->v[i];
+    for (int64_t k = 0; name && k < a->nkw; k++)
+        if (tw_str_is(a->name[k], name)) {
+            a->used |= (uint64_t)1 << k;
+            return &a->kw[k];
+        }
+    return NULL;
+}
+
+const struct tw_jstr *tw_jarg_str(struct tw_jrt *rt, struct tw_jargs *a, int64_t i,
+        const char *name)
+{
+    const struct tw_jval *v = tw_jarg(a, i, name);
+
+    if (!v || v->t == TW_V_NONE)
+        return NULL;
+    if (v->t != TW_V_STR)
+        tw_jfail(rt, "expected a str for '%s', not %s", name ? name : "the argument",
+                tw_jtype_name(v));
+    return v->u.s;
+}
+
+int64_t tw_jarg_int(struct tw_jrt *rt, struct tw_jargs *a, int64_t i, const char *name, int64_t def)
+{
+    const struct tw_jval *v = tw_jarg(a, i, name);
+
+    if (!v || v->t == TW_V_NONE)
+        return def;
+    if (v->t == TW_V_BOOL)
+        return v->u.b;
+    if (v->t != TW_V_INT)
+        tw_jfail(rt, "expected an int for '%s', not %s", name ? name : "the argument",
+                tw_jtype_name(v));
+    return v->u.i;
+}
+
+bool tw_jarg_bool(struct tw_jrt *rt, struct tw_jargs *a, int64_t i, const char *name, bool def)
+{
+    const struct tw_jval *v = tw_jarg(a, i, name);
+
+    return v ? tw_jtruth(rt, v) : def;
+}
+
+void tw_jargs_done(struct tw_jrt *rt, struct tw_jargs *a, int64_t max, const char *what)
+{
+    if (a->n > max)
+        tw_jfail(rt, "%s takes at most %lld arguments, not %lld", what, (long long)max,
+                (long long)a->n);
+    for (int64_t k = 0; k < a->nkw; k++)
+        if (!(a->used >> k & 1))
+            tw_jfail(rt, "%s has no argument named '%.*s'", what, (int)a->name[k].n, a->name[k].p);
+}
+
+static void add_keyword(struct tw_jrt *rt, struct tw_jargs *a, int64_t *cap, struct tw_str name,
+        struct tw_jval v)
+{
+    if (a->nkw == 64)
+        tw_jfail(rt, "more than 64 arguments by name");
+    if (a->nkw == *cap) {
+        int64_t n = *cap ? *cap * 2 : 4;
+        struct tw_str *names = tw_jarray(rt, n, sizeof(*names));
+        struct tw_jval *kw = tw_jarray(rt, n, sizeof(*kw));
+
+        for (int64_t i = 0; i < a->nkw; i++) {
+            names[i] = a->name[i];
+            kw[i] = a->kw[i];
+        }
+        a->name = names;
+        a->kw = kw;
+        *cap = n;
+    }
+    a->name[a->nkw] = name;
+    a->kw[a->nkw++] = v;
+}
+
+void tw_jargs_eval(struct tw_jrt *rt, const struct tw_jnode *kid, struct tw_jargs *out)
+{
+    struct tw_jval list;
+    int64_t cap = 0, n = 0;
+
+    *out = (struct tw_jargs){0};
+    if (!kid)
+        return;
+    for (const struct tw_jnode *k = kid; k; k = k->next)
+        n++;
+    list = tw_jlist_new(rt, n, TW_L_LIST);
+    for (; kid; kid = kid->next) {
+        struct tw_jval v = tw_jeval(rt, kid->a);
+
+        if (kid->kind == E_ARG) {
+            tw_jlist_add(rt, list.u.l, v);
+        } else if (kid->kind == E_KWARG) {
+            add_keyword(rt, out, &cap, kid->name, v);
+        } else if (kid->kind == E_STAR) {
+            const struct tw_jlist *l = tw_jiter(rt, &v);
+
+            for (int64_t i = 0; i < l->n; i++)
+                tw_jlist_add(rt, list.u.l, l->v[i]);
+        } else {
+            if (v.t != TW_V_DICT)
+                tw_jfail(rt, "the argument behind ** must be a dict");
+            for (int64_t i = 0; i < v.u.m->n; i++) {
+                const struct tw_jval *key = &v.u.m->e[i].k;
+
+                if (key->t != TW_V_STR)
+                    tw_jfail(rt, "the keys behind ** must be str");
+                add_keyword(rt, out, &cap, (struct tw_str){ key->u.s->p, key->u.s->n },
+                        v.u.m->e[i].v);
+            }
+        }
+    }
+    out->v = list.u.l->v;
+    out->n = list.u.l->n;
+}
+
+/* ---- names, attributes, items ---- */
+
+static struct tw_jval lookup(struct tw_jrt *rt, const struct tw_jnode *n)
+{
+    const struct tw_jval *v;
+
+    for (const struct tw_jscope *s = rt->scope; s->up; s = s->up)
+        for (int32_t i = s->n; i-- > 0;)
+            if (s->b[i].sym == n->sym)
+                return s->b[i].v;
+    v = &rt->s->root[n->sym];
+    if (!v->missing)
+        return *v;
+    if (rt->j->global[n->sym])
+        return (struct tw_jval){ .t = TW_V_FUNC, .fn = rt->j->global[n->sym] };
+    return tw_jundef(rt, n->name);
+}
+
+static struct tw_jval loop_attr(struct tw_jrt *rt, const struct tw_jloop *l, struct tw_str name)
+{
+    static const char *const fields[] = { "index", "index0", "revindex", "revindex0", "first",
+        "last", "length", "depth", "depth0", "previtem", "nextitem" };
+    int64_t n = l->items->n;
+    size_t f = 0;
+
+    while (f < sizeof(fields) / sizeof(*fields) && !tw_str_is(name, fields[f]))
+        f++;
+    switch (f) {
+    case 0: return tw_jint(l->i + 1);
+    case 1: return tw_jint(l->i);
+    case 2: return tw_jint(n - l->i);
+    case 3: return tw_jint(n - l->i - 1);
+    case 4: return tw_jbool(l->i == 0);
+    case 5: return tw_jbool(l->i == n - 1);
+    case 6: return tw_jint(n);
+    case 7: return tw_jint(l->depth);
+    case 8: return tw_jint(l->depth - 1);
+    case 9: return l->i ? l->items->v[l->i - 1] : tw_jundef(rt, name);
+    case 10: return l->i + 1 < n ? l->items->v[l->i + 1] : tw_jundef(rt, name);
+    default: return tw_jundef(rt, name);
+    }
+}
+
+static _Noreturn void fail_undefined(struct tw_jrt *rt, const struct tw_jval *v)
+{
+    tw_jfail(rt, "'%.*s' is undefined", (int)v->u.s->n, v->u.s->p);
+}
+
+static struct tw_jval bind_method(struct tw_jrt *rt, const struct tw_jval *v, uint16_t fn)
+{
+    struct tw_jval *self = tw_jalloc(rt, sizeof(*self));
+
+    *self = *v;
+    return (struct tw_jval){ .t = TW_V_METHOD, .fn = fn, .u.self = self };
+}
+
+struct tw_jval tw_jattr(struct tw_jrt *rt, const struct tw_jval *v, struct tw_str name)
+{
+    const struct tw_jval *x = NULL;
+    uint16_t fn;
+
+    if (v->t == TW_V_UNDEF)
+        fail_undefined(rt, v);
+    if (v->t == TW_V_NS) {
+        x = tw_jdict_gets(rt, v->u.m, name);
+        return x ? *x : tw_jundef(rt, name);
+    }
+    fn = tw_jmethod_find(v, name);
+    if (fn)
+        return bind_method(rt, v, fn);
+    if (v->t == TW_V_LOOP)
+        return loop_attr(rt, v->u.loop, name);
+    if (v->t == TW_V_DICT)
+        x = tw_jdict_gets(rt, v->u.m, name);
+    return x ? *x : tw_jundef(rt, name);
+}
+
+struct tw_jval tw_jitem(struct tw_jrt *rt, const struct tw_jval *v, const struct tw_jval *key)
+{
+    const struct tw_jval *x;
+    int64_t i, n;
+
+    if (v->t == TW_V_UNDEF)
+        fail_undefined(rt, v);
+    if (v->t == TW_V_DICT && (x = tw_jdict_get(rt, v->u.m, key)))
+        return *x;
+    if ((v->t == TW_V_LIST || v->t == TW_V_STR) && (key->t == TW_V_INT || key->t == TW_V_BOOL)) {
+        if (v->t == TW_V_LIST && (v->u.l->kind == TW_L_GEN || v->u.l->kind == TW_L_VIEW) &&
+                !rt->json_style)
+            return tw_jundef(rt, TW_STR_LIT("element"));
+        n = tw_jlen(rt, v);
+        i = key->t == TW_V_INT ? key->u.i : key->u.b;
+        i = i < 0 ? i + n : i;
+        if (i < 0 || i >= n)
+            return tw_jundef(rt, TW_STR_LIT("element"));
+        return v->t == TW_V_LIST ? v->u.l->v[i] : tw_jchar_sub(rt, v->u.s, i, i + 1);
+    }
+    if (key->t == TW_V_STR && v->t != TW_V_NS)
+        return v->t == TW_V_DICT ?
+                ((n = tw_jmethod_find(v, (struct tw_str){ key->u.s->p, key->u.s->n })) ?
+                bind_method(rt, v, (uint16_t)n) :
+                tw_jundef(rt, (struct tw_str){ key->u.s->p, key->u.s->n })) :
+                tw_jattr(rt, v, (struct tw_str){ key->u.s->p, key->u.s->n });
+    return tw_jundef(rt, TW_STR_LIT("element"));
+}
+
+static int64_t slice_bound(struct tw_jrt *rt, const struct tw_jnode *n, int64_t def, int64_t lo,
+        int64_t hi, int64_t len)
+{
+    struct tw_jval v = tw_jeval(rt, n);
+    int64_t i;
+
+    if (v.t == TW_V_NONE)
+        return def;
+    if (v.t != TW_V_INT && v.t != TW_V_BOOL)
+        tw_jfail(rt, "slice indices must be integers or None");
+    i = v.t == TW_V_INT ? v.u.i : v.u.b;
+    if (i < 0)
+        i = i < -len ? lo : i + len;
+    return i < lo ? lo : i > hi ? hi : i;
+}
+
+static struct tw_jval eval_slice(struct tw_jrt *rt, const struct tw_jnode *n)
+{
+    struct tw_jval v = tw_jeval(rt, n->a), step = tw_jeval(rt, n->kid->next->next), r;
+    struct tw_jsink *k;
+    int64_t by = 1, len, a, b;
+
+    if (v.t == TW_V_UNDEF)
+        fail_undefined(rt, &v);
+    if ((v.t != TW_V_LIST && v.t != TW_V_STR) ||
+            (v.t == TW_V_LIST && v.u.l->kind >= TW_L_GEN && !rt->json_style))
+        tw_jfail(rt, "'%s' object is not subscriptable", tw_jtype_name(&v));
+    if (step.t == TW_V_INT)
+        by = step.u.i;
+    else if (step.t != TW_V_NONE)
+        tw_jfail(rt, "slice indices must be integers or None");
+    if (!by)
+        tw_jfail(rt, "slice step cannot be zero");
+    len = tw_jlen(rt, &v);
+    a = slice_bound(rt, n->kid, by > 0 ? 0 : len - 1, by > 0 ? 0 : -1, by > 0 ? len : len - 1, len);
+    b = slice_bound(rt, n->kid->next, by > 0 ? len : -1, by > 0 ? 0 : -1, by > 0 ? len : len - 1,
+            len);
+    if (v.t == TW_V_STR && by == 1)
+        return tw_jchar_sub(rt, v.u.s, a, b);
+    if (v.t == TW_V_LIST) {
+        r = tw_jlist_new(rt, 0, v.u.l->kind == TW_L_TUPLE ? TW_L_TUPLE : TW_L_LIST);
+        r.u.l->origin = v.u.l->origin;
+        for (int64_t i = a; by > 0 ? i < b : i > b; i += by) {
+            tw_jlist_add(rt, r.u.l, v.u.l->v[i]);
+            if (by > INT64_MAX - len || by < -(INT64_MAX - len))
+                break;
+        }
+        return r;
+    }
+    k = tw_jsink_begin(rt);
+    for (int64_t i = a; by > 0 ? i < b : i > b; i += by) {
+        r = tw_jchar_sub(rt, v.u.s, i, i + 1);
+        tw_jsink_str(rt, k, r.u.s);
+        if (by > INT64_MAX - len || by < -(INT64_MAX - len))
+            break;
+    }
+    return tw_jsink_take(rt, k);
+}
+
+/* ---- operators ---- */
+
+static struct tw_jval repeat(struct tw_jrt *rt, const struct tw_jval *v, int64_t n)
+{
+    struct tw_jval r;
+
+    if (v->t == TW_V_STR) {
+        struct tw_jsink *k = tw_jsink_begin(rt);
+
+        for (int64_t i = 0; i < n && v->u.s->n; i++) {
+            tw_jstep(rt, 1);
+            tw_jsink_str(rt, k, v->u.s);
+        }
+        return tw_jsink_take(rt, k);
+    }
+    r = tw_jlist_new(rt, 0, v->u.l->kind);
+    for (int64_t i = 0; i < n && v->u.l->n; i++)
+        for (int64_t k = 0; k < v->u.l->n; k++)
+            tw_jlist_add(rt, r.u.l, v->u.l->v[k]);
+    return r;
+}
+
+static struct tw_jval int_op(struct tw_jrt *rt, enum tw_jop op, int64_t a, int64_t b)
+{
+    int64_t r = 0;
+    bool over = false;
+
+    switch (op) {
+    case OP_ADD:
+        over = __builtin_add_overflow(a, b, &r);
+        break;
+    case OP_SUB:
+        over = __builtin_sub_overflow(a, b, &r);
+        break;
+    case OP_MUL:
+        over = __builtin_mul_overflow(a, b, &r);
+        break;
+    case OP_FLOOR:
+    case OP_MOD:
+        if (!b)
+            tw_jfail(rt, "integer modulo by zero");
+        if (b == -1) {
+            over = op == OP_FLOOR && a == INT64_MIN;
+            r = op == OP_MOD || over ? 0 : -a;
+            break;
+        }
+        r = op == OP_FLOOR ? a / b : a % b;
+        if (a % b && (a < 0) != (b < 0))
+            r += op == OP_FLOOR ? -1 : b;
+        break;
+    default: /* OP_POW, b >= 0 */
+        if (b > 64 && (a > 1 || a < -1))
+            over = true;
+        else if (a == 0 || a == 1 || a == -1)
+            r = !b || a == 1 || (a == -1 && b % 2 == 0) ? 1 : a;
+        else
+            for (r = 1; b > 0 && !over; b--)
+                over = __builtin_mul_overflow(r, a, &r);
+        break;
+    }
+    if (over)
+        tw_jfail(rt, "an integer over 64 bits");
+    return tw_jint(r);
+}
+
+static struct tw_jval number_op(struct tw_jrt *rt, enum tw_jop op, const struct tw_jval *a,
+        const struct tw_jval *b)
+{
+    double x = tw_jnum(a), y = tw_jnum(b);
+    int64_t i = a->t == TW_V_BOOL ? a->u.b : a->u.i, k = b->t == TW_V_BOOL ? b->u.b : b->u.i;
+
+    if (a->t != TW_V_FLOAT && b->t != TW_V_FLOAT && op != OP_DIV && !(op == OP_POW && k < 0))
+        return int_op(rt, op, i, k);
+    if ((op == OP_DIV || op == OP_FLOOR || op == OP_MOD) && y == 0)
+        tw_jfail(rt, "division by zero");
+    switch (op) {
+    case OP_ADD: return tw_jfloat(x + y);
+    case OP_SUB: return tw_jfloat(x - y);
+    case OP_MUL: return tw_jfloat(x * y);
+    case OP_DIV: return tw_jfloat(x / y);
+    case OP_FLOOR: return tw_jfloat(floor(x / y));
+    case OP_MOD: return tw_jfloat(x - y * floor(x / y));
+    default: return tw_jfloat(pow(x, y));
+    }
+}
+
+static struct tw_jval join2(struct tw_jrt *rt, const struct tw_jval *a, const struct tw_jval *b)
+{
+    struct tw_jsink *k = tw_jsink_begin(rt);
+
+    tw_jprint(rt, k, a);
+    tw_jprint(rt, k, b);
+    return tw_jsink_take(rt, k);
+}
+
+static struct tw_jval join_lists(struct tw_jrt *rt, const struct tw_jlist *a,
+        const struct tw_jlist *b)
+{
+    struct tw_jval r = tw_jlist_new(rt, a->n + b->n, a->kind);
+
+    tw_jstep(rt, (a->n + b->n) >> 2);
+    if (a->n)
+        memcpy(r.u.l->v, a->v, (size_t)a->n * sizeof(*a->v));
+    if (b->n)
+        memcpy(r.u.l->v + a->n, b->v, (size_t)b->n * sizeof(*b->v));
+    r.u.l->n = a->n + b->n;
+    return r;
+}
+
+static _Noreturn void fail_operands(struct tw_jrt *rt, enum tw_jop op, const struct tw_jval *a,
+        const struct tw_jval *b)
+{
+    static const char *const names[] = { "", "+", "-", "*", "/", "//", "%", "**" };
+
+    if (a->t == TW_V_UNDEF)
+        fail_undefined(rt, a);
+    if (b->t == TW_V_UNDEF)
+        fail_undefined(rt, b);
+    if (op == OP_ADD && a->t == TW_V_STR)
+        tw_jfail(rt, "can only concatenate str (not \"%s\") to str", tw_jtype_name(b));
+    tw_jfail(rt, "unsupported operand type(s) for %s: '%s' and '%s'", names[op], tw_jtype_name(a),
+            tw_jtype_name(b));
+}
+
+struct tw_jval tw_jbinary(struct tw_jrt *rt, enum tw_jop op, const struct tw_jval *a,
+        const struct tw_jval *b)
+{
+    if (tw_jis_num(a) && tw_jis_num(b))
+        return number_op(rt, op, a, b);
+    if (op == OP_ADD) {
+        if (a->t == TW_V_STR && b->t == TW_V_STR)
+            return join2(rt, a, b);
+        if (a->t == TW_V_LIST && b->t == TW_V_LIST && a->u.l->kind == b->u.l->kind &&
+                a->u.l->kind <= TW_L_TUPLE)
+            return join_lists(rt, a->u.l, b->u.l);
+        if (rt->json_style && (a->t == TW_V_STR || b->t == TW_V_STR))
+            return join2(rt, a, b);
+    }
+    if (op == OP_MUL) {
+        bool left = a->t == TW_V_INT || a->t == TW_V_BOOL;
+        const struct tw_jval *n = left ? a : b, *v = left ? b : a;
+
+        if ((n->t == TW_V_INT || n->t == TW_V_BOOL) && (v->t == TW_V_STR || (v->t == TW_V_LIST &&
+                v->u.l->kind <= TW_L_TUPLE)))
+            return repeat(rt, v, n->t == TW_V_INT ? n->u.i : n->u.b);
+    }
+    if (op == OP_MOD && a->t == TW_V_STR) {
+        struct tw_jargs args = { .v = (struct tw_jval *)b, .n = 1 };
+
+        if (b->t == TW_V_LIST && b->u.l->kind == TW_L_TUPLE)
+            args = (struct tw_jargs){ .v = b->u.l->v, .n = b->u.l->n };
+        return tw_jpercent(rt, a->u.s, &args);
+    }
+    fail_operands(rt, op, a, b);
+}
+
+static bool compare(struct tw_jrt *rt, enum tw_jop op, const struct tw_jval *a,
+        const struct tw_jval *b)
+{
+    int c;
+
+    switch (op) {
+    case OP_EQ:
+        return tw_jequal(rt, a, b);
+    case OP_NE:
+        return !tw_jequal(rt, a, b);
+    case OP_IN:
+        return tw_jcontains(rt, b, a);
+    case OP_NOTIN:
+        return !tw_jcontains(rt, b, a);
+    default:
+        if (a->t == TW_V_UNDEF)
+            fail_undefined(rt, a);
+        if (b->t == TW_V_UNDEF)
+            fail_undefined(rt, b);
+        if (tw_jis_num(a) && tw_jis_num(b) && (isnan(tw_jnum(a)) || isnan(tw_jnum(b))))
+            return false;
+        c = tw_jcompare(rt, a, b);
+        return op == OP_LT ? c < 0 : op == OP_LE ? c <= 0 : op == OP_GT ? c > 0 : c >= 0;
+    }
+}
+
+/* a + b + c ..: texts are joined at once, anything else two by two from the left. */
+static struct tw_jval eval_add(struct tw_jrt *rt, const struct tw_jnode *n)
+{
+    const struct tw_jnode *x = n;
+    struct tw_jval v[CHAIN];
+    struct tw_jsink *k;
+    int count = 1, texts = 0;
+
+    for (; x->kind == E_BIN && x->op == OP_ADD && count < CHAIN; x = x->a)
+        count++;
+    v[0] = tw_jeval(rt, x);
+    texts = v[0].t == TW_V_STR;
+    for (int i = 1; i < count; i++) {
+        x = n;
+        for (int skip = count - 1 - i; skip > 0; skip--)
+            x = x->a;
+        v[i] = tw_jeval(rt, x->b);
+        texts += v[i].t == TW_V_STR;
+    }
+    if (texts < count) {
+        for (int i = 1; i < count; i++)
+            v[0] = tw_jbinary(rt, OP_ADD, &v[0], &v[i]);
+        return v[0];
+    }
+    k = tw_jsink_begin(rt);
+    for (int i = 0; i < count; i++)
+        tw_jsink_str(rt, k, v[i].u.s);
+    return tw_jsink_take(rt, k);
+}
+
+static struct tw_jval eval_compare(struct tw_jrt *rt, const struct tw_jnode *n)
+{
+    struct tw_jval a = tw_jeval(rt, n->a), b;
+
+    for (const struct tw_jnode *k = n->kid; k; k = k->next) {
+        b = tw_jeval(rt, k->a);
+        if (!compare(rt, k->op, &a, &b))
+            return tw_jbool(false);
+        a = b;
+    }
+    return tw_jbool(true);
+}
+
+static struct tw_jval eval_sign(struct tw_jrt *rt, const struct tw_jnode *n)
+{
+    struct tw_jval v = tw_jeval(rt, n->a);
+
+    if (v.t == TW_V_UNDEF)
+        fail_undefined(rt, &v);
+    if (!tw_jis_num(&v))
+        tw_jfail(rt, "bad operand type for unary %c: '%s'", n->kind == E_NEG ? '-' : '+',
+                tw_jtype_name(&v));
+    if (v.t == TW_V_FLOAT)
+        return tw_jfloat(n->kind == E_NEG ? -v.u.d : v.u.d);
+    return int_op(rt, OP_MUL, n->kind == E_NEG ? -1 : 1, v.t == TW_V_BOOL ? v.u.b : v.u.i);
+}
+
+static struct tw_jval eval_many(struct tw_jrt *rt, const struct tw_jnode *n)
+{
+    struct tw_jval r;
+
+    if (n->kind == E_CONCAT) {
+        struct tw_jsink *k = tw_jsink_begin(rt);
+
+        for (const struct tw_jnode *x = n->kid; x; x = x->next) {
+            struct tw_jval v = tw_jeval(rt, x);
+
+            tw_jprint(rt, k, &v);
+        }
+        return tw_jsink_take(rt, k);
+    }
+    if (n->kind == E_DICT) {
+        r = tw_jdict_new(rt, 0);
+        for (const struct tw_jnode *x = n->kid; x; x = x->next->next) {
+            struct tw_jval key = tw_jeval(rt, x);
+
+            tw_jdict_set(rt, r.u.m, key, tw_jeval(rt, x->next));
+        }
+        return r;
+    }
+    r = tw_jlist_new(rt, 0, n->kind == E_TUPLE ? TW_L_TUPLE : TW_L_LIST);
+    for (const struct tw_jnode *x = n->kid; x; x = x->next)
+        tw_jlist_add(rt, r.u.l, tw_jeval(rt, x));
+    return r;
+}
+
+struct tw_jval tw_jcall(struct tw_jrt *rt, const struct tw_jval *f, struct tw_jargs *args)
+{
+    switch (f->t) {
+    case TW_V_FUNC:
+        return tw_jfunc(rt, f->fn, args);
+    case TW_V_METHOD:
+        return tw_jmethod(rt, f->fn, f->u.self, args);
+    case TW_V_MACRO:
+        return tw_jcall_macro(rt, f->u.macro, args);
+    case TW_V_LOOP:
+        if (args->n != 1 || args->nkw)
+            tw_jfail(rt, "loop() takes one argument");
+        return tw_jloop_again(rt, f->u.loop, &args->v[0]);
+    case TW_V_UNDEF:
+        fail_undefined(rt, f);
+    default:
+        tw_jfail(rt, "'%s' object is not callable", tw_jtype_name(f));
+    }
+}
+
+static struct tw_jval eval_call(struct tw_jrt *rt, const struct tw_jnode *n)
+{
+    struct tw_jargs args;
+    struct tw_jval f, self;
+    uint16_t fn;
+
+    if (n->a->kind == E_ATTR) {
+        /* a method that is called at once needs no bound value */
+        self = tw_jeval(rt, n->a->a);
+        fn = self.t == TW_V_UNDEF || self.t == TW_V_NS ? 0 : tw_jmethod_find(&self, n->a->name);
+        if (fn) {
+            tw_jargs_eval(rt, n->kid, &args);
+            rt->at = n;
+            return tw_jmethod(rt, fn, &self, &args);
+        }
+        f = tw_jattr(rt, &self, n->a->name);
+        if (f.t == TW_V_UNDEF)
+            tw_jfail(rt, "'%s object' has no attribute '%.*s'", tw_jtype_name(&self),
+                    (int)n->a->name.n, n->a->name.p);
+    } else {
+        f = tw_jeval(rt, n->a);
+    }
+    tw_jargs_eval(rt, n->kid, &args);
+    rt->at = n;
+    return tw_jcall(rt, &f, &args);
+}
+
+static struct tw_jval eval_applied(struct tw_jrt *rt, const struct tw_jnode *n)
+{
+    struct tw_jval v = tw_jeval(rt, n->a);
+    struct tw_jargs args;
+
+    tw_jargs_eval(rt, n->kid, &args);
+    rt->at = n;
+    return n->kind == E_FILTER ? tw_jfilter(rt, n->fn, &v, &args) :
+            tw_jbool(tw_jtest(rt, n->fn, &v, &args));
+}
+
+static struct tw_jval eval_node(struct tw_jrt *rt, const struct tw_jnode *n)
+{
+    struct tw_jval v, w;
+
+    switch (n->kind) {
+    case E_CONST:
+        return n->val;
+    case E_NAME:
+        return lookup(rt, n);
+    case E_ATTR:
+        v = tw_jeval(rt, n->a);
+        rt->at = n;
+        return tw_jattr(rt, &v, n->name);
+    case E_ITEM:
+        v = tw_jeval(rt, n->a);
+        w = tw_jeval(rt, n->b);
+        rt->at = n;
+        return tw_jitem(rt, &v, &w);
+    case E_SLICE:
+        return eval_slice(rt, n);
+    case E_CALL:
+        return eval_call(rt, n);
+    case E_FILTER:
+    case E_TEST:
+        return eval_applied(rt, n);
+    case E_NOT:
+        v = tw_jeval(rt, n->a);
+        return tw_jbool(!tw_jtruth(rt, &v));
+    case E_NEG:
+    case E_POS:
+        return eval_sign(rt, n);
+    case E_AND:
+    case E_OR:
+        v = tw_jeval(rt, n->a);
+        return tw_jtruth(rt, &v) == (n->kind == E_OR) ? v : tw_jeval(rt, n->b);
+    case E_COND:
+        v = tw_jeval(rt, n->b);
+        if (tw_jtruth(rt, &v))
+            return tw_jeval(rt, n->a);
+        return n->c ? tw_jeval(rt, n->c) : tw_jundef(rt, TW_STR_LIT("the missing else"));
+    case E_BIN:
+        if (n->op == OP_ADD)
+            return eval_add(rt, n);
+        v = tw_jeval(rt, n->a);
+        w = tw_jeval(rt, n->b);
+        rt->at = n;
+        return tw_jbinary(rt, n->op, &v, &w);
+    case E_CMP:
+        return eval_compare(rt, n);
+    default:
+        return eval_many(rt, n);
+    }
+}
+
+struct tw_jval tw_jeval(struct tw_jrt *rt, const struct tw_jnode *n)
+{
+    struct tw_jval v;
+
+    tw_jstep(rt, 1);
+    if (++rt->depth > TW_J_DEPTH)
+        tw_jfail(rt, "the template calls itself too deeply");
+    rt->at = n;
+    v = eval_node(rt, n);
+    rt->depth--;
+    return v;
+}

@@ -1,0 +1,537 @@
+/* jinja_exec.c - statements, macros, and the public tw_jinja_render(). */
+#include "jinja_priv.h"
+
+#include <stdlib.h>
+
+struct tw_jscope *tw_jscope_push(struct tw_jrt *rt, struct tw_jscope *up)
+{
+    struct tw_jscope *s = tw_jalloc(rt, sizeof(*s));
+
+    s->up = up;
+    rt->scope = s;
+    return s;
+}
+
+void tw_jbind_name(struct tw_jrt *rt, int32_t sym, struct tw_jval v)
+{
+    struct tw_jscope *s = rt->scope;
+
+    if (!s->up) {
+        rt->s->root[sym] = v;
+        return;
+    }
+    for (int32_t i = 0; i < s->n; i++)
+        if (s->b[i].sym == sym) {
+            s->b[i].v = v;
+            return;
+        }
+    if (s->n == s->cap) {
+        int32_t cap = s->cap ? s->cap * 2 : 8;
+        struct tw_jbind *b = tw_jarray(rt, cap, sizeof(*b));
+
+        if (s->n)
+            memcpy(b, s->b, (size_t)s->n * sizeof(*b));
+        s->b = b;
+        s->cap = cap;
+    }
+    s->b[s->n++] = (struct tw_jbind){ sym, v };
+}
+
+static void assign_namespace(struct tw_jrt *rt, const struct tw_jnode *target, struct tw_jval v)
+{
+    struct tw_jnode name = { .kind = E_NAME, .sym = target->sym, .line = target->line,
+        .name = rt->j->sym[target->sym] };
+    struct tw_jval ns = tw_jeval(rt, &name);
+
+    rt->at = target;
+    if (ns.t != TW_V_NS)
+        tw_jfail(rt, "cannot assign attribute on non-namespace object");
+    if (target->name.p[0] == '_')
+        tw_jfail(rt, "an attribute of a namespace cannot begin with '_'");
+    tw_jdict_set(rt, ns.u.m, tw_jtext(rt, target->name.p, target->name.n, 0), v);
+}
+
+static void assign(struct tw_jrt *rt, const struct tw_jnode *target, struct tw_jval v)
+{
+    const struct tw_jlist *l;
+    int64_t i = 0;
+
+    if (target->kind == E_NAME) {
+        tw_jbind_name(rt, target->sym, v);
+        return;
+    }
+    if (target->kind == E_NSREF) {
+        assign_namespace(rt, target, v);
+        return;
+    }
+    rt->at = target;
+    if (v.t == TW_V_UNDEF)
+        tw_jfail(rt, "cannot unpack an undefined value");
+    l = tw_jiter(rt, &v);
+    for (const struct tw_jnode *k = target->kid; k; k = k->next) {
+        if (i == l->n)
+            tw_jfail(rt, "not enough values to unpack");
+        assign(rt, k, l->v[i++]);
+    }
+    if (i < l->n)
+        tw_jfail(rt, "too many values to unpack");
+}
+
+void tw_jemit(struct tw_jrt *rt, const struct tw_jval *v)
+{
+    tw_jprint(rt, rt->out, v);
+}
+
+/* {{ a + b + c }}: texts go out one by one, without being joined first. */
+static void emit_expr(struct tw_jrt *rt, const struct tw_jnode *n)
+{
+    struct tw_jval v = tw_jeval(rt, n);
+
+    tw_jemit(rt, &v);
+}
+
+/* Runs BODY with its output caught; the text comes back. */
+static struct tw_jval capture(struct tw_jrt *rt, const struct tw_jnode *body)
+{
+    struct tw_jsink *out = rt->out, *k = tw_jsink_begin(rt);
+
+    rt->out = k;
+    tw_jexec(rt, body);
+    rt->out = out;
+    return tw_jsink_take(rt, k);
+}
+
+/* ---- macros ---- */
+
+struct tw_jval tw_jcall_macro(struct tw_jrt *rt, struct tw_jmacro *m, struct tw_jargs *args)
+{
+    const struct tw_jnode *n = m->node;
+    struct tw_jscope *scope = rt->scope;
+    struct tw_jval v, rest;
+    int64_t i = 0;
+
+    tw_jscope_push(rt, m->scope);
+    for (const struct tw_jnode *k = n->kid; k; k = k->next, i++) {
+        const char *name = tw_arena_dup(rt->a, k->name.p, k->name.n);
+        const struct tw_jval *a = tw_jarg(args, i, name);
+
+        v = a ? *a : k->a ? tw_jeval(rt, k->a) : tw_jundef(rt, k->name);
+        tw_jbind_name(rt, k->sym, v);
+    }
+    if (n->kind == N_MACRO && n->caller) {
+        const struct tw_jval *c = tw_jarg(args, -1, "caller");
+
+        tw_jbind_name(rt, rt->j->sym_caller, c ? *c : tw_jundef(rt, TW_STR_LIT("caller")));
+    }
+    if (n->kwargs) {
+        rest = tw_jdict_new(rt, 0);
+        for (int64_t k = 0; k < args->nkw; k++)
+            if (!(args->used >> k & 1)) {
+                tw_jdict_set(rt, rest.u.m, tw_jtext(rt, args->name[k].p, args->name[k].n, 0),
+                        args->kw[k]);
+                args->used |= (uint64_t)1 << k;
+            }
+        tw_jbind_name(rt, rt->j->sym_kwargs, rest);
+    }
+    if (n->varargs) {
+        rest = tw_jlist_new(rt, 0, TW_L_TUPLE);
+        for (int64_t k = i; k < args->n; k++)
+            tw_jlist_add(rt, rest.u.l, args->v[k]);
+        tw_jbind_name(rt, rt->j->sym_varargs, rest);
+    }
+    tw_jargs_done(rt, args, n->varargs ? INT64_MAX : i, "the macro");
+    v = capture(rt, n->body);
+    rt->scope = scope;
+    return v;
+}
+
+static struct tw_jval macro_value(struct tw_jrt *rt, const struct tw_jnode *n)
+{
+    struct tw_jmacro *m = tw_jalloc(rt, sizeof(*m));
+
+    m->node = n;
+    m->scope = rt->scope;
+    return (struct tw_jval){ .t = TW_V_MACRO, .u.macro = m };
+}
+
+static void exec_call(struct tw_jrt *rt, const struct tw_jnode *n)
+{
+    struct tw_jval f = tw_jeval(rt, n->a->a), v;
+    struct tw_jargs args;
+    struct tw_str *name;
+    struct tw_jval *kw;
+
+    tw_jargs_eval(rt, n->a->kid, &args);
+    if (args.nkw == 64)
+        tw_jfail(rt, "more than 64 arguments by name");
+    name = tw_jarray(rt, args.nkw + 1, sizeof(*name));
+    kw = tw_jarray(rt, args.nkw + 1, sizeof(*kw));
+    for (int64_t i = 0; i < args.nkw; i++) {
+        name[i] = args.name[i];
+        kw[i] = args.kw[i];
+    }
+    name[args.nkw] = TW_STR_LIT("caller");
+    kw[args.nkw++] = macro_value(rt, n);
+    args.name = name;
+    args.kw = kw;
+    rt->at = n;
+    v = tw_jcall(rt, &f, &args);
+    tw_jemit(rt, &v);
+}
+
+/* ---- loops ---- */
+
+static struct tw_jlist *loop_items(struct tw_jrt *rt, const struct tw_jnode *n,
+        const struct tw_jval *of)
+{
+    struct tw_jlist *l = tw_jiter(rt, of);
+    struct tw_jval kept;
+
+    if (!n->c)
+        return l;
+    kept = tw_jlist_new(rt, 0, TW_L_LIST);
+    for (int64_t i = 0; i < l->n; i++) {
+        struct tw_jscope *scope = rt->scope;
+        struct tw_jval yes;
+
+        tw_jscope_push(rt, scope);
+        assign(rt, n->a, l->v[i]);
+        yes = tw_jeval(rt, n->c);
+        if (tw_jtruth(rt, &yes))
+            tw_jlist_add(rt, kept.u.l, l->v[i]);
+        rt->scope = scope;
+    }
+    return kept.u.l;
+}
+
+static void run_loop(struct tw_jrt *rt, const struct tw_jnode *n, const struct tw_jval *of,
+        int64_t depth)
+{
+    struct tw_jscope *outer = rt->scope, *s;
+    struct tw_jloop *loop = tw_jalloc(rt, sizeof(*loop));
+    int32_t owner = rt->owner;
+    int how = 0;
+
+    loop->items = loop_items(rt, n, of);
+    loop->depth = depth;
+    loop->node = n;
+    loop->scope = outer;
+    s = tw_jscope_push(rt, outer);
+    for (loop->i = 0; loop->i < loop->items->n && how != N_BREAK; loop->i++) {
+        const struct tw_jval *v = &loop->items->v[loop->i];
+
+        tw_jstep(rt, 1);
+        s->n = 0;
+        /* what the outermost loop over messages writes belongs to the message it stands on */
+        if (owner < 0 && v->t == TW_V_DICT)
+            rt->owner = v->u.m->msg;
+        tw_jbind_name(rt, rt->j->sym_loop, (struct tw_jval){ .t = TW_V_LOOP, .u.loop = loop });
+        assign(rt, n->a, *v);
+        how = tw_jexec(rt, n->body);
+        rt->owner = owner;
+    }
+    rt->scope = outer;
+    if (!loop->items->n && n->els) {
+        tw_jscope_push(rt, outer);
+        tw_jexec(rt, n->els);
+        rt->scope = outer;
+    }
+}
+
+struct tw_jval tw_jloop_again(struct tw_jrt *rt, struct tw_jloop *l, const struct tw_jval *items)
+{
+    struct tw_jscope *scope = rt->scope;
+    struct tw_jsink *out = rt->out, *k = tw_jsink_begin(rt);
+
+    if (!l->node->op)
+        tw_jfail(rt, "the loop is not recursive");
+    rt->scope = l->scope;
+    rt->out = k;
+    run_loop(rt, l->node, items, l->depth + 1);
+    rt->out = out;
+    rt->scope = scope;
+    return tw_jsink_take(rt, k);
+}
+
+/* ---- statements ---- */
+
+static struct tw_jval filter_chain(struct tw_jrt *rt, const struct tw_jnode *f, struct tw_jval v)
+{
+    struct tw_jargs args;
+
+    if (!f)
+        return v;
+    v = filter_chain(rt, f->a, v);
+    tw_jargs_eval(rt, f->kid, &args);
+    rt->at = f;
+    return tw_jfilter(rt, f->fn, &v, &args);
+}
+
+/* What is a scope of its own but for the loops: with, filter and set blocks. */
+static int exec_scoped(struct tw_jrt *rt, const struct tw_jnode *n)
+{
+    struct tw_jscope *scope = rt->scope;
+    struct tw_jval v;
+    int how = 0;
+
+    if (n->kind == N_WITH) {
+        struct tw_jscope *inner = tw_jscope_push(rt, scope);
+
+        for (const struct tw_jnode *k = n->kid; k; k = k->next) {
+            rt->scope = scope;
+            v = tw_jeval(rt, k->b);
+            rt->scope = inner;
+            assign(rt, k->a, v);
+        }
+        how = tw_jexec(rt, n->body);
+        rt->scope = scope;
+        return how;
+    }
+    tw_jscope_push(rt, scope);
+    v = capture(rt, n->body);
+    rt->scope = scope;
+    v = filter_chain(rt, n->kind == N_FILTERBLOCK ? n->a : n->kid, v);
+    if (n->kind == N_FILTERBLOCK)
+        tw_jemit(rt, &v);
+    else
+        assign(rt, n->a, v);
+    return 0;
+}
+
+static int exec_one(struct tw_jrt *rt, const struct tw_jnode *n)
+{
+    struct tw_jval v;
+    uint32_t gen;
+    int how;
+
+    switch (n->kind) {
+    case N_TEXT:
+        tw_jemit(rt, &n->val);
+        return 0;
+    case N_OUT:
+        emit_expr(rt, n->a);
+        return 0;
+    case N_IF:
+        v = tw_jeval(rt, n->a);
+        return tw_jexec(rt, tw_jtruth(rt, &v) ? n->body : n->els);
+    case N_FOR:
+        v = tw_jeval(rt, n->b);
+        run_loop(rt, n, &v, 1);
+        return 0;
+    case N_SET:
+        assign(rt, n->a, tw_jeval(rt, n->b));
+        return 0;
+    case N_MACRO:
+        tw_jbind_name(rt, n->sym, macro_value(rt, n));
+        return 0;
+    case N_CALL:
+        exec_call(rt, n);
+        return 0;
+    case N_GENERATION:
+        gen = rt->gen;
+        rt->gen = TW_J_GEN;
+        how = tw_jexec(rt, n->body);
+        rt->gen = gen;
+        return how;
+    case N_BREAK:
+    case N_CONTINUE:
+        return n->kind;
+    default:
+        return exec_scoped(rt, n);
+    }
+}
+
+int tw_jexec(struct tw_jrt *rt, const struct tw_jnode *n)
+{
+    int how = 0;
+
+    if (++rt->depth > TW_J_DEPTH)
+        tw_jfail(rt, "the template calls itself too deeply");
+    for (; n && !how; n = n->next) {
+        tw_jstep(rt, 1);
+        rt->at = n;
+        how = exec_one(rt, n);
+    }
+    rt->depth--;
+    return how;
+}
+
+/* ---- rendering ---- */
+
+static uint32_t new_origin(struct tw_jinja_scratch *s, int32_t msg, int32_t var, struct tw_str field)
+{
+    if (s->norigin == s->cap_origin) {
+        s->cap_origin = s->cap_origin ? s->cap_origin * 2 : 64;
+        s->origin = tw_xreallocarray(s->origin, (size_t)s->cap_origin, sizeof(*s->origin));
+    }
+    s->origin[s->norigin++] = (struct tw_jorigin){ msg, var, field };
+    return (uint32_t)s->norigin;
+}
+
+/* The list `messages`: every field of every message has an origin of its own. */
+static struct tw_jval messages_value(struct tw_jrt *rt, const struct tw_json *j, int32_t var)
+{
+    struct tw_jval l = tw_jlist_new(rt, j->n, TW_L_LIST);
+
+    for (int64_t i = 0; i < j->n; i++) {
+        const struct tw_json *m = &j->item[i];
+        struct tw_jval d;
+
+        if (m->type != TW_JOBJ) {
+            tw_jlist_add(rt, l.u.l, tw_jval_json(rt, m, new_origin(rt->s, (int32_t)i, var,
+                    (struct tw_str){ "", 0 })));
+            continue;
+        }
+        d = tw_jdict_new(rt, m->n);
+        d.u.m->msg = (int32_t)i;
+        for (int64_t k = 0; k < m->n; k++) {
+            uint32_t o = new_origin(rt->s, (int32_t)i, var, m->item[k].key);
+
+            d.u.m->e[k] = (struct tw_jent){
+                tw_jtext(rt, m->item[k].key.p, m->item[k].key.n, o),
+                tw_jval_json(rt, &m->item[k], o) };
+        }
+        d.u.m->n = m->n;
+        tw_jlist_add(rt, l.u.l, d);
+    }
+    return l;
+}
+
+static size_t bind_variables(struct tw_jrt *rt, const struct tw_jinja_var *vars, int nvars)
+{
+    const struct tw_jinja *j = rt->j;
+    size_t nmsg = 0;
+
+    for (int32_t i = 0; i < j->nsym; i++)
+        rt->s->root[i] = (struct tw_jval){ .missing = 1 };
+    for (int v = 0; v < nvars; v++) {
+        const struct tw_json *x = vars[v].json;
+        bool messages = tw_str_is(vars[v].name, "messages") && x && x->type == TW_JARR;
+        int32_t sym = 0;
+
+        while (sym < j->nsym && !tw_str_eq(j->sym[sym], vars[v].name))
+            sym++;
+        if (messages)
+            nmsg = (size_t)x->n;
+        if (sym == j->nsym)
+            continue;
+        if (messages)
+            rt->s->root[sym] = messages_value(rt, x, v);
+        else if (x)
+            rt->s->root[sym] = tw_jval_json(rt, x, new_origin(rt->s, -1, v,
+                    (struct tw_str){ "", 0 }));
+        else
+            rt->s->root[sym] = tw_jtext(rt, vars[v].str.p, vars[v].str.n, new_origin(rt->s, -1, v,
+                    (struct tw_str){ "", 0 }));
+    }
+    return nmsg;
+}
+
+static struct tw_jinja_scratch *scratch_of(struct tw_jinja_out *out, const struct tw_jinja *j)
+{
+    struct tw_jinja_scratch *s = out->scratch;
+
+    if (!s)
+        s = out->scratch = tw_xcalloc(1, sizeof(*s));
+    while (s->busy) {               /* left by a rendering that failed */
+        struct tw_jsink *k = s->busy;
+
+        s->busy = k->next;
+        k->next = s->idle;
+        s->idle = k;
+    }
+    tw_arena_reset(&s->arena);
+    s->norigin = 0;
+    if (s->nroot < j->nsym) {
+        s->root = tw_xreallocarray(s->root, (size_t)j->nsym, sizeof(*s->root));
+        s->nroot = j->nsym;
+    }
+    return s;
+}
+
+static void publish(struct tw_jrt *rt, const struct tw_jsink *k, struct tw_jinja_out *out,
+        size_t nmsg)
+{
+    size_t at = 0;
+
+    tw_buf_clear(&out->text);
+    tw_buf_add(&out->text, k->p, k->n);
+    if ((size_t)out->cap < k->nrun) {
+        out->cap = (int64_t)k->nrun;
+        out->span = tw_xreallocarray(out->span, k->nrun, sizeof(*out->span));
+    }
+    if ((size_t)out->cap_msg < nmsg) {
+        out->cap_msg = (int64_t)nmsg;
+        out->msg_begin = tw_xreallocarray(out->msg_begin, nmsg, sizeof(size_t));
+        out->msg_end = tw_xreallocarray(out->msg_end, nmsg, sizeof(size_t));
+    }
+    for (size_t i = 0; i < nmsg; i++)
+        out->msg_begin[i] = out->msg_end[i] = SIZE_MAX;
+    for (size_t i = 0; i < k->nrun; i++) {
+        const struct tw_jrun *r = &k->run[i];
+        uint32_t o = r->origin & ~TW_J_GEN;
+        const struct tw_jorigin none = { -1, -1, { "", 0 } };
+        const struct tw_jorigin *from = o ? &rt->s->origin[o - 1] : &none;
+
+        out->span[i] = (struct tw_jinja_span){ .begin = at, .end = r->end, .msg = from->msg,
+            .var = from->var, .owner = r->owner, .field = from->field,
+            .generation = (r->origin & TW_J_GEN) != 0 };
+        if (r->owner >= 0) {
+            if (out->msg_begin[r->owner] == SIZE_MAX)
+                out->msg_begin[r->owner] = at;
+            out->msg_end[r->owner] = r->end;
+        }
+        at = r->end;
+    }
+    out->nspan = (int64_t)k->nrun;
+    out->nmsg = (int64_t)nmsg;
+    out->has_generation = rt->j->has_generation;
+}
+
+int tw_jinja_render(const struct tw_jinja *j, const struct tw_jinja_var *vars, int nvars,
+        int64_t now, struct tw_jinja_out *out, struct tw_err *err)
+{
+    struct tw_jinja_scratch *s = scratch_of(out, j);
+    struct tw_jrt rt = { .j = j, .s = s, .a = &s->arena, .owner = -1, .now = now, .err = err,
+        .json_style = j->json_style };
+    struct tw_jscope root = {0};
+    struct tw_jsink *k;
+    size_t input = 0, nmsg;
+
+    for (int i = 0; i < nvars; i++)
+        input += vars[i].json ? vars[i].json->raw.n : vars[i].str.n;
+    rt.steps = 4000000 + (int64_t)input * 16;
+    rt.mem = ((size_t)256 << 20) + input * 64;
+    rt.scope = &root;
+    if (setjmp(rt.fail))
+        return -1;
+    k = rt.out = tw_jsink_begin(&rt);
+    nmsg = bind_variables(&rt, vars, nvars);
+    tw_jexec(&rt, j->body);
+    publish(&rt, k, out, nmsg);
+    return 0;
+}
+
+void tw_jinja_out_free(struct tw_jinja_out *o)
+{
+    struct tw_jinja_scratch *s = o->scratch;
+
+    tw_buf_free(&o->text);
+    free(o->span);
+    free(o->msg_begin);
+    free(o->msg_end);
+    if (s) {
+        for (int i = 0; i < 2; i++)
+            for (struct tw_jsink *k = i ? s->busy : s->idle, *next; k; k = next) {
+                next = k->next;
+                free(k->p);
+                free(k->run);
+                free(k);
+            }
+        tw_arena_free(&s->arena);
+        free(s->origin);
+        free(s->root);
+        free(s);
+    }
+    *o = (struct tw_jinja_out){0};
+}

@@ -1,0 +1,491 @@
+/* jinja_method.c - the methods of str, dict and list that a template may call. Those that would
+ * change a value in place are refused, as the reference's sandbox refuses them. */
+#include "jinja_priv.h"
+
+#include <utf8proc.h>
+
+enum method { M_STRIP = 1, M_LSTRIP, M_RSTRIP, M_SPLIT, M_RSPLIT, M_SPLITLINES, M_REPLACE,
+    M_STARTS, M_ENDS, M_UPPER, M_LOWER, M_TITLE, M_CAPITALIZE, M_SWAPCASE, M_FIND, M_RFIND, M_INDEX,
+    M_RINDEX, M_COUNT, M_JOIN, M_FORMAT, M_ISDIGIT, M_ISALPHA, M_ISALNUM, M_ISSPACE, M_ISUPPER,
+    M_ISLOWER, M_ZFILL, M_LJUST, M_RJUST, M_CENTER, M_REMOVEPREFIX, M_REMOVESUFFIX, M_PARTITION,
+    M_RPARTITION, M_GET, M_ITEMS, M_KEYS, M_VALUES, M_COPY, M_LINDEX, M_LCOUNT, M_UNSAFE, M_CYCLE,
+    M_CHANGED };
+
+struct name { const char *name; enum method m; };
+static const struct name of_str[] = { { "strip", M_STRIP }, { "lstrip", M_LSTRIP },
+    { "rstrip", M_RSTRIP }, { "split", M_SPLIT }, { "rsplit", M_RSPLIT },
+    { "splitlines", M_SPLITLINES }, { "replace", M_REPLACE }, { "startswith", M_STARTS },
+    { "endswith", M_ENDS }, { "upper", M_UPPER }, { "lower", M_LOWER }, { "casefold", M_LOWER },
+    { "title", M_TITLE }, { "capitalize", M_CAPITALIZE }, { "swapcase", M_SWAPCASE },
+    { "find", M_FIND }, { "rfind", M_RFIND }, { "index", M_INDEX }, { "rindex", M_RINDEX },
+    { "count", M_COUNT }, { "join", M_JOIN }, { "format", M_FORMAT }, { "isdigit", M_ISDIGIT },
+    { "isnumeric", M_ISDIGIT }, { "isdecimal", M_ISDIGIT }, { "isalpha", M_ISALPHA },
+    { "isalnum", M_ISALNUM }, { "isspace", M_ISSPACE }, { "isupper", M_ISUPPER },
+    { "islower", M_ISLOWER }, { "zfill", M_ZFILL }, { "ljust", M_LJUST }, { "rjust", M_RJUST },
+    { "center", M_CENTER }, { "removeprefix", M_REMOVEPREFIX }, { "removesuffix", M_REMOVESUFFIX },
+    { "partition", M_PARTITION }, { "rpartition", M_RPARTITION }, { NULL, 0 } };
+static const struct name of_dict[] = { { "get", M_GET }, { "items", M_ITEMS }, { "keys", M_KEYS },
+    { "values", M_VALUES }, { "copy", M_COPY }, { "clear", M_UNSAFE }, { "pop", M_UNSAFE },
+    { "popitem", M_UNSAFE }, { "setdefault", M_UNSAFE }, { "update", M_UNSAFE }, { NULL, 0 } };
+static const struct name of_list[] = { { "index", M_LINDEX }, { "count", M_LCOUNT },
+    { "copy", M_COPY }, { "append", M_UNSAFE }, { "clear", M_UNSAFE }, { "extend", M_UNSAFE },
+    { "insert", M_UNSAFE }, { "pop", M_UNSAFE }, { "remove", M_UNSAFE }, { "reverse", M_UNSAFE },
+    { "sort", M_UNSAFE }, { NULL, 0 } };
+static const struct name of_loop[] = { { "cycle", M_CYCLE }, { "changed", M_CHANGED }, { NULL, 0 } };
+
+uint16_t tw_jmethod_find(const struct tw_jval *v, struct tw_str name)
+{
+    const struct name *t = v->t == TW_V_STR ? of_str : v->t == TW_V_DICT ? of_dict :
+            v->t == TW_V_LIST ? of_list : v->t == TW_V_LOOP ? of_loop : NULL;
+
+    for (; t && t->name; t++)
+        if (t->name[0] == name.p[0] && tw_str_is(name, t->name))
+            return t->m;
+    return 0;
+}
+
+/* ---- str ---- */
+
+static size_t space_run(const struct tw_jstr *s, size_t at, size_t *next)
+{
+    const char *p = s->p + at, *end = s->p + s->n;
+
+    if (p == end || !tw_jspace(tw_utf8_next(&p, end)))
+        return 0;
+    *next = (size_t)(p - s->p);
+    return 1;
+}
+
+static struct tw_jval split_space(struct tw_jrt *rt, const struct tw_jstr *s, int64_t max)
+{
+    struct tw_jval l = tw_jlist_new(rt, 0, TW_L_LIST);
+    size_t at = 0, next;
+
+    for (;;) {
+        size_t start;
+
+        while (space_run(s, at, &next))
+            at = next;
+        if (at == s->n)
+            return l;
+        if (max-- == 0) {
+            tw_jlist_add(rt, l.u.l, rt->json_style ? tw_jsub(rt, s, at, s->n) :
+                    tw_jstrip(rt, tw_jsub(rt, s, at, s->n).u.s, NULL, 2));
+            return l;
+        }
+        for (start = at; at < s->n && !space_run(s, at, &next); at++)
+            ;
+        tw_jlist_add(rt, l.u.l, tw_jsub(rt, s, start, at));
+    }
+}
+
+static size_t find_last(const char *p, size_t n, const struct tw_jstr *x)
+{
+    for (size_t i = n >= x->n ? n - x->n + 1 : 0; i-- > 0;)
+        if (!memcmp(p + i, x->p, x->n))
+            return i;
+    return SIZE_MAX;
+}
+
+static struct tw_jval split_by(struct tw_jrt *rt, const struct tw_jstr *s, const struct tw_jstr *x,
+        int64_t max, bool right)
+{
+    struct tw_jval l = tw_jlist_new(rt, 0, TW_L_LIST), r;
+    size_t at = 0, end = s->n;
+
+    if (!x->n)
+        tw_jfail(rt, "empty separator");
+    for (; max != 0; max--) {
+        const char *hit = NULL;
+        size_t i;
+
+        if (right) {
+            i = find_last(s->p, end, x);
+            hit = i == SIZE_MAX ? NULL : s->p + i;
+        } else if (s->n > at) {
+            hit = memmem(s->p + at, s->n - at, x->p, x->n);
+        }
+        if (!hit)
+            break;
+        i = (size_t)(hit - s->p);
+        if (right) {
+            tw_jlist_add(rt, l.u.l, tw_jsub(rt, s, i + x->n, end));
+            end = i;
+        } else {
+            tw_jlist_add(rt, l.u.l, tw_jsub(rt, s, at, i));
+            at = i + x->n;
+        }
+    }
+    tw_jlist_add(rt, l.u.l, tw_jsub(rt, s, at, end));
+    if (!right)
+        return l;
+    r = tw_jlist_new(rt, l.u.l->n, TW_L_LIST);
+    for (int64_t i = l.u.l->n; i-- > 0;)
+        tw_jlist_add(rt, r.u.l, l.u.l->v[i]);
+    return r;
+}
+
+static struct tw_jval m_split(struct tw_jrt *rt, const struct tw_jstr *s, struct tw_jargs *a,
+        bool right)
+{
+    const struct tw_jstr *x = tw_jarg_str(rt, a, 0, "sep");
+    int64_t max = tw_jarg_int(rt, a, 1, "maxsplit", -1);
+
+    tw_jstep(rt, (int64_t)(s->n >> 2));
+    if (!x && right && max >= 0)
+        tw_jfail(rt, "rsplit by white space with a maximum is not supported");
+    return x ? split_by(rt, s, x, max, right) : split_space(rt, s, max);
+}
+
+static struct tw_jval m_splitlines(struct tw_jrt *rt, const struct tw_jstr *s, bool keep)
+{
+    struct tw_jval l = tw_jlist_new(rt, 0, TW_L_LIST);
+    const char *p = s->p, *end = s->p + s->n;
+    size_t start = 0;
+
+    while (p < end) {
+        size_t at = (size_t)(p - s->p);
+        uint32_t c = tw_utf8_next(&p, end);
+
+        if (!((c >= 10 && c <= 13) || (c >= 28 && c <= 30) || c == 0x85 || c == 0x2028 ||
+                c == 0x2029))
+            continue;
+        if (c == '\r' && p < end && *p == '\n')
+            p++;
+        tw_jlist_add(rt, l.u.l, tw_jsub(rt, s, start, keep ? (size_t)(p - s->p) : at));
+        start = (size_t)(p - s->p);
+    }
+    if (start < s->n)
+        tw_jlist_add(rt, l.u.l, tw_jsub(rt, s, start, s->n));
+    return l;
+}
+
+static bool has_affix(const struct tw_jstr *s, const struct tw_jstr *x, bool end)
+{
+    return s->n >= x->n && (!x->n || !memcmp(end ? s->p + s->n - x->n : s->p, x->p, x->n));
+}
+
+static struct tw_jval m_affix(struct tw_jrt *rt, const struct tw_jstr *s, struct tw_jargs *a,
+        bool end)
+{
+    const struct tw_jval *x = tw_jarg(a, 0, NULL);
+
+    if (x && x->t == TW_V_LIST && x->u.l->kind == TW_L_TUPLE) {
+        for (int64_t i = 0; i < x->u.l->n; i++)
+            if (x->u.l->v[i].t == TW_V_STR && has_affix(s, x->u.l->v[i].u.s, end))
+                return tw_jbool(true);
+        return tw_jbool(false);
+    }
+    if (!x || x->t != TW_V_STR)
+        tw_jfail(rt, "%s first arg must be str or a tuple of str, not %s",
+                end ? "endswith" : "startswith", x ? tw_jtype_name(x) : "nothing");
+    return tw_jbool(has_affix(s, x->u.s, end));
+}
+
+static struct tw_jval m_find(struct tw_jrt *rt, const struct tw_jstr *s, struct tw_jargs *a,
+        enum method m)
+{
+    const struct tw_jstr *x = tw_jarg_str(rt, a, 0, NULL);
+    bool last = m == M_RFIND || m == M_RINDEX;
+    const char *hit;
+    size_t at;
+
+    if (!x)
+        tw_jfail(rt, "a text to look for is needed");
+    tw_jstep(rt, (int64_t)(s->n >> 2));
+    if (last) {
+        at = find_last(s->p, s->n, x);
+    } else {
+        hit = !x->n ? s->p : s->n ? memmem(s->p, s->n, x->p, x->n) : NULL;
+        at = hit ? (size_t)(hit - s->p) : SIZE_MAX;
+    }
+    if (at == SIZE_MAX) {
+        if (m == M_INDEX || m == M_RINDEX)
+            tw_jfail(rt, "substring not found");
+        return tw_jint(-1);
+    }
+    return tw_jint((int64_t)tw_jchars(&(struct tw_jstr){ .p = s->p, .n = at }));
+}
+
+static struct tw_jval m_count(struct tw_jrt *rt, const struct tw_jstr *s, struct tw_jargs *a)
+{
+    const struct tw_jstr *x = tw_jarg_str(rt, a, 0, NULL);
+    const char *p = s->p, *end = p + s->n, *hit;
+    int64_t n = 0;
+
+    if (!x)
+        tw_jfail(rt, "a text to count is needed");
+    tw_jstep(rt, (int64_t)(s->n >> 2));
+    if (!x->n)
+        return tw_jint((int64_t)tw_jchars(s) + 1);
+    for (; p < end && (hit = memmem(p, (size_t)(end - p), x->p, x->n)) != NULL; p = hit + x->n)
+        n++;
+    return tw_jint(n);
+}
+
+static struct tw_jval m_join(struct tw_jrt *rt, const struct tw_jstr *s, struct tw_jargs *a)
+{
+    const struct tw_jval *x = tw_jarg(a, 0, NULL);
+    struct tw_jsink *k = tw_jsink_begin(rt);
+    const struct tw_jlist *l;
+
+    if (!x)
+        tw_jfail(rt, "join needs something to join");
+    l = tw_jiter(rt, x);
+    for (int64_t i = 0; i < l->n; i++) {
+        if (l->v[i].t != TW_V_STR)
+            tw_jfail(rt, "sequence item %lld: expected str instance, %s found", (long long)i,
+                    tw_jtype_name(&l->v[i]));
+        if (i)
+            tw_jsink_str(rt, k, s);
+        tw_jsink_str(rt, k, l->v[i].u.s);
+    }
+    return tw_jsink_take(rt, k);
+}
+
+static bool in_class(uint32_t c, enum method m)
+{
+    utf8proc_category_t g = utf8proc_category((utf8proc_int32_t)c);
+    bool alpha = g >= UTF8PROC_CATEGORY_LU && g <= UTF8PROC_CATEGORY_LO;
+    bool digit = g == UTF8PROC_CATEGORY_ND;
+
+    return m == M_ISSPACE ? tw_jspace(c) : m == M_ISALPHA ? alpha : m == M_ISDIGIT ? digit :
+            alpha || digit || g == UTF8PROC_CATEGORY_NL || g == UTF8PROC_CATEGORY_NO;
+}
+
+static struct tw_jval m_is(const struct tw_jstr *s, enum method m)
+{
+    const char *p = s->p, *end = p + s->n;
+    bool seen = false;
+
+    while (p < end) {
+        uint32_t c = tw_utf8_next(&p, end);
+        utf8proc_category_t g;
+
+        if (m != M_ISUPPER && m != M_ISLOWER) {
+            if (!in_class(c, m))
+                return tw_jbool(false);
+            seen = true;
+            continue;
+        }
+        g = utf8proc_category((utf8proc_int32_t)c);
+        if (g == UTF8PROC_CATEGORY_LT ||
+                g == (m == M_ISUPPER ? UTF8PROC_CATEGORY_LL : UTF8PROC_CATEGORY_LU))
+            return tw_jbool(false);
+        seen |= g == (m == M_ISUPPER ? UTF8PROC_CATEGORY_LU : UTF8PROC_CATEGORY_LL);
+    }
+    return tw_jbool(seen);
+}
+
+static struct tw_jval m_pad(struct tw_jrt *rt, const struct tw_jstr *s, struct tw_jargs *a,
+        enum method m)
+{
+    int64_t width = tw_jarg_int(rt, a, 0, NULL, 0), n = width - (int64_t)tw_jchars(s), left;
+    const struct tw_jstr *fill = m == M_ZFILL ? NULL : tw_jarg_str(rt, a, 1, NULL);
+    struct tw_jsink *k = tw_jsink_begin(rt);
+    size_t sign = m == M_ZFILL && s->n && (*s->p == '-' || *s->p == '+');
+
+    if (fill && tw_jchars(fill) != 1)
+        tw_jfail(rt, "the fill character must be exactly one character long");
+    left = n <= 0 || m == M_LJUST ? 0 : m == M_CENTER ? n / 2 + (n & width & 1) : n;
+    tw_jsink_str(rt, k, tw_jsub(rt, s, 0, sign).u.s);
+    for (int64_t i = 0; i < left || (i < n && i >= left); i++) {
+        tw_jstep(rt, 1);
+        if (i == left)
+            tw_jsink_str(rt, k, tw_jsub(rt, s, sign, s->n).u.s);
+        if (fill)
+            tw_jsink_str(rt, k, fill);
+        else
+            tw_jsink_lit(rt, k, m == M_ZFILL ? "0" : " ");
+    }
+    if (n <= left)
+        tw_jsink_str(rt, k, tw_jsub(rt, s, sign, s->n).u.s);
+    return tw_jsink_take(rt, k);
+}
+
+static struct tw_jval m_partition(struct tw_jrt *rt, const struct tw_jstr *s, struct tw_jargs *a,
+        bool right)
+{
+    const struct tw_jstr *x = tw_jarg_str(rt, a, 0, NULL);
+    struct tw_jval l = tw_jlist_new(rt, 3, TW_L_TUPLE);
+    const char *hit;
+    size_t at;
+
+    if (!x || !x->n)
+        tw_jfail(rt, "empty separator");
+    hit = s->n ? memmem(s->p, s->n, x->p, x->n) : NULL;
+    at = right ? find_last(s->p, s->n, x) : hit ? (size_t)(hit - s->p) : SIZE_MAX;
+    if (at == SIZE_MAX) {
+        tw_jlist_add(rt, l.u.l, tw_jsub(rt, s, 0, right ? 0 : s->n));
+        tw_jlist_add(rt, l.u.l, tw_jlit(rt, ""));
+        tw_jlist_add(rt, l.u.l, tw_jsub(rt, s, 0, right ? s->n : 0));
+        return l;
+    }
+    tw_jlist_add(rt, l.u.l, tw_jsub(rt, s, 0, at));
+    tw_jlist_add(rt, l.u.l, tw_jsub(rt, s, at, at + x->n));
+    tw_jlist_add(rt, l.u.l, tw_jsub(rt, s, at + x->n, s->n));
+    return l;
+}
+
+static struct tw_jval m_replace(struct tw_jrt *rt, const struct tw_jstr *s, struct tw_jargs *a)
+{
+    const struct tw_jstr *old = tw_jarg_str(rt, a, 0, NULL), *with = tw_jarg_str(rt, a, 1, NULL);
+
+    if (!old || !with)
+        tw_jfail(rt, "replace expected at least 2 arguments");
+    return tw_jreplace(rt, s, old, with, tw_jarg_int(rt, a, 2, "count", -1));
+}
+
+static struct tw_jval remove_affix(struct tw_jrt *rt, const struct tw_jstr *s, struct tw_jargs *a,
+        bool end)
+{
+    const struct tw_jstr *x = tw_jarg_str(rt, a, 0, NULL);
+
+    if (!x)
+        tw_jfail(rt, "a text to remove is needed");
+    if (!has_affix(s, x, end))
+        return tw_jsub(rt, s, 0, s->n);
+    return end ? tw_jsub(rt, s, 0, s->n - x->n) : tw_jsub(rt, s, x->n, s->n);
+}
+
+static struct tw_jval str_method(struct tw_jrt *rt, enum method m, const struct tw_jstr *s,
+        struct tw_jargs *a)
+{
+    static const enum tw_jcase how[] = { TW_C_UPPER, TW_C_LOWER, TW_C_TITLE, TW_C_CAPITAL,
+        TW_C_SWAP };
+
+    switch (m) {
+    case M_STRIP: case M_LSTRIP: case M_RSTRIP:
+        return tw_jstrip(rt, s, tw_jarg_str(rt, a, 0, NULL), m == M_STRIP ? 3 : m == M_LSTRIP ? 1 : 2);
+    case M_SPLIT: case M_RSPLIT:
+        return m_split(rt, s, a, m == M_RSPLIT);
+    case M_SPLITLINES:
+        return m_splitlines(rt, s, tw_jarg_bool(rt, a, 0, "keepends", false));
+    case M_REPLACE:
+        return m_replace(rt, s, a);
+    case M_STARTS: case M_ENDS:
+        return m_affix(rt, s, a, m == M_ENDS);
+    case M_UPPER: case M_LOWER: case M_TITLE: case M_CAPITALIZE: case M_SWAPCASE:
+        return tw_jcase(rt, s, how[m - M_UPPER]);
+    case M_FIND: case M_RFIND: case M_INDEX: case M_RINDEX:
+        return m_find(rt, s, a, m);
+    case M_COUNT:
+        return m_count(rt, s, a);
+    case M_JOIN:
+        return m_join(rt, s, a);
+    case M_FORMAT:
+        a->used = ~(uint64_t)0;
+        return tw_jformat(rt, s, a);
+    case M_ZFILL: case M_LJUST: case M_RJUST: case M_CENTER:
+        return m_pad(rt, s, a, m);
+    case M_REMOVEPREFIX: case M_REMOVESUFFIX:
+        return remove_affix(rt, s, a, m == M_REMOVESUFFIX);
+    case M_PARTITION: case M_RPARTITION:
+        return m_partition(rt, s, a, m == M_RPARTITION);
+    default:
+        return m_is(s, m);
+    }
+}
+
+/* ---- dict, list, loop ---- */
+
+static struct tw_jval dict_method(struct tw_jrt *rt, enum method m, const struct tw_jdict *d,
+        struct tw_jargs *a)
+{
+    const struct tw_jval *key = m == M_GET ? tw_jarg(a, 0, "key") : NULL, *x;
+    struct tw_jval l;
+
+    if (m == M_GET) {
+        if (!key)
+            tw_jfail(rt, "get expected at least 1 argument");
+        x = tw_jdict_get(rt, d, key);
+        x = x ? x : tw_jarg(a, 1, "default");
+        return x ? *x : tw_jnone();
+    }
+    if (m == M_COPY) {
+        l = tw_jdict_new(rt, d->n);
+        for (int64_t i = 0; i < d->n; i++)
+            l.u.m->e[i] = d->e[i];
+        l.u.m->n = d->n;
+        return l;
+    }
+    l = tw_jlist_new(rt, d->n, TW_L_VIEW);
+    for (int64_t i = 0; i < d->n; i++) {
+        struct tw_jval pair;
+
+        if (m != M_ITEMS) {
+            tw_jlist_add(rt, l.u.l, m == M_KEYS ? d->e[i].k : d->e[i].v);
+            continue;
+        }
+        pair = tw_jlist_new(rt, 2, TW_L_TUPLE);
+        tw_jlist_add(rt, pair.u.l, d->e[i].k);
+        tw_jlist_add(rt, pair.u.l, d->e[i].v);
+        tw_jlist_add(rt, l.u.l, pair);
+    }
+    return l;
+}
+
+static struct tw_jval list_method(struct tw_jrt *rt, enum method m, const struct tw_jlist *l,
+        struct tw_jargs *a)
+{
+    const struct tw_jval *x = m == M_COPY ? NULL : tw_jarg(a, 0, NULL);
+    struct tw_jval r;
+    int64_t n = 0;
+
+    if (m == M_COPY) {
+        r = tw_jlist_new(rt, l->n, l->kind);
+        for (int64_t i = 0; i < l->n; i++)
+            tw_jlist_add(rt, r.u.l, l->v[i]);
+        return r;
+    }
+    if (!x)
+        tw_jfail(rt, "a value to look for is needed");
+    for (int64_t i = 0; i < l->n; i++)
+        if (tw_jequal(rt, &l->v[i], x)) {
+            if (m == M_LINDEX)
+                return tw_jint(i);
+            n++;
+        }
+    if (m == M_LINDEX)
+        tw_jfail(rt, "the value is not in the list");
+    return tw_jint(n);
+}
+
+static struct tw_jval loop_method(struct tw_jrt *rt, enum method m, struct tw_jloop *l,
+        struct tw_jargs *a)
+{
+    struct tw_jval now = tw_jlist_new(rt, a->n, TW_L_TUPLE), old;
+    bool changed;
+
+    if (m == M_CYCLE) {
+        if (!a->n)
+            tw_jfail(rt, "no items for cycling given");
+        return a->v[l->i % a->n];
+    }
+    for (int64_t i = 0; i < a->n; i++)
+        tw_jlist_add(rt, now.u.l, a->v[i]);
+    old = (struct tw_jval){ .t = TW_V_LIST, .u.l = l->changed };
+    changed = !l->changed || !tw_jequal(rt, &old, &now);
+    l->changed = now.u.l;
+    return tw_jbool(changed);
+}
+
+struct tw_jval tw_jmethod(struct tw_jrt *rt, uint16_t fn, const struct tw_jval *self,
+        struct tw_jargs *a)
+{
+    enum method m = fn;
+    struct tw_jval r;
+
+    if (m == M_UNSAFE)
+        tw_jfail(rt, "a template cannot change a %s in place", tw_jtype_name(self));
+    if (self->t == TW_V_STR)
+        r = str_method(rt, m, self->u.s, a);
+    else if (self->t == TW_V_DICT)
+        r = dict_method(rt, m, self->u.m, a);
+    else if (self->t == TW_V_LIST)
+        r = list_method(rt, m, self->u.l, a);
+    else
+        return loop_method(rt, m, self->u.loop, a);
+    tw_jargs_done(rt, a, m == M_FORMAT ? INT64_MAX : 3, "the method");
+    return r;
+}
