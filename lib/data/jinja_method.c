@@ -102,8 +102,8 @@ static struct tw_jval split_by(struct tw_jrt *rt, const struct tw_jstr *s, const
         if (right) {
             i = find_last(s->p, end, x);
             hit = i == SIZE_MAX ? NULL : s->p + i;
-        } else if (s->n > at) {
-            hit = memmem(s->p + at, s->n - at, x->p, x->n);
+        } else {
+            hit = tw_jfind(rt, s->p + at, s->n - at, x);
         }
         if (!hit)
             break;
@@ -196,7 +196,7 @@ static struct tw_jval m_find(struct tw_jrt *rt, const struct tw_jstr *s, struct 
     if (last) {
         at = find_last(s->p, s->n, x);
     } else {
-        hit = !x->n ? s->p : s->n ? memmem(s->p, s->n, x->p, x->n) : NULL;
+        hit = tw_jfind(rt, s->p, s->n, x);
         at = hit ? (size_t)(hit - s->p) : SIZE_MAX;
     }
     if (at == SIZE_MAX) {
@@ -218,7 +218,7 @@ static struct tw_jval m_count(struct tw_jrt *rt, const struct tw_jstr *s, struct
     tw_jstep(rt, (int64_t)(s->n >> 2));
     if (!x->n)
         return tw_jint((int64_t)tw_jchars(s) + 1);
-    for (; p < end && (hit = memmem(p, (size_t)(end - p), x->p, x->n)) != NULL; p = hit + x->n)
+    for (; (hit = tw_jfind(rt, p, (size_t)(end - p), x)) != NULL; p = hit + x->n)
         n++;
     return tw_jint(n);
 }
@@ -313,7 +313,7 @@ static struct tw_jval m_partition(struct tw_jrt *rt, const struct tw_jstr *s, st
 
     if (!x || !x->n)
         tw_jfail(rt, "empty separator");
-    hit = s->n ? memmem(s->p, s->n, x->p, x->n) : NULL;
+    hit = tw_jfind(rt, s->p, s->n, x);
     at = right ? find_last(s->p, s->n, x) : hit ? (size_t)(hit - s->p) : SIZE_MAX;
     if (at == SIZE_MAX) {
         tw_jlist_add(rt, l.u.l, tw_jsub(rt, s, 0, right ? 0 : s->n));
@@ -470,6 +470,25 @@ static struct tw_jval loop_method(struct tw_jrt *rt, enum method m, struct tw_jl
     return tw_jbool(changed);
 }
 
+static int64_t most_args(enum method m)
+{
+    switch (m) {
+    case M_FORMAT:
+        return INT64_MAX;
+    case M_REPLACE:
+        return 3;
+    case M_SPLIT: case M_RSPLIT: case M_LJUST: case M_RJUST: case M_CENTER: case M_GET:
+        return 2;
+    case M_STRIP: case M_LSTRIP: case M_RSTRIP: case M_SPLITLINES: case M_STARTS: case M_ENDS:
+    case M_FIND: case M_RFIND: case M_INDEX: case M_RINDEX: case M_COUNT: case M_JOIN: case M_ZFILL:
+    case M_REMOVEPREFIX: case M_REMOVESUFFIX: case M_PARTITION: case M_RPARTITION: case M_LINDEX:
+    case M_LCOUNT:
+        return 1;
+    default:
+        return 0;
+    }
+}
+
 struct tw_jval tw_jmethod(struct tw_jrt *rt, uint16_t fn, const struct tw_jval *self,
         struct tw_jargs *a)
 {
@@ -486,6 +505,6 @@ struct tw_jval tw_jmethod(struct tw_jrt *rt, uint16_t fn, const struct tw_jval *
         r = list_method(rt, m, self->u.l, a);
     else
         return loop_method(rt, m, self->u.loop, a);
-    tw_jargs_done(rt, a, m == M_FORMAT ? INT64_MAX : 3, "the method");
+    tw_jargs_done(rt, a, most_args(m), "the method");
     return r;
 }

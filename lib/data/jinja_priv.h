@@ -273,6 +273,8 @@ void tw_jdump(struct tw_jrt *rt, struct tw_jsink *k, const struct tw_jval *v,
         const struct tw_jjson *o, int level);
 void tw_jfloat_text(char out[40], double d);
 bool tw_jspace(uint32_t c);
+/* The first place of X in the N bytes at P, or NULL. */
+const char *tw_jfind(struct tw_jrt *rt, const char *p, size_t n, const struct tw_jstr *x);
 size_t tw_jchars(const struct tw_jstr *s);              /* characters */
 bool tw_jascii(const struct tw_jstr *s);
 struct tw_jval tw_jchar_sub(struct tw_jrt *rt, const struct tw_jstr *s, int64_t a, int64_t b);

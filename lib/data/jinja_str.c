@@ -15,6 +15,16 @@ static size_t byte_of(const struct tw_jstr *s, int64_t chars)
     return i;
 }
 
+const char *tw_jfind(struct tw_jrt *rt, const char *p, size_t n, const struct tw_jstr *x)
+{
+    if (n < x->n)
+        return NULL;
+    if (x->n <= 1)
+        return x->n ? memchr(p, x->p[0], n) : p;
+    tw_jstep(rt, 1 + (int64_t)(n >> 12));
+    return memmem(p, n, x->p, x->n);
+}
+
 /* Characters [a, b), 0 <= a, both within the text. */
 struct tw_jval tw_jchar_sub(struct tw_jrt *rt, const struct tw_jstr *s, int64_t a, int64_t b)
 {
@@ -90,8 +100,7 @@ struct tw_jval tw_jreplace(struct tw_jrt *rt, const struct tw_jstr *s, const str
 
     tw_jstep(rt, (int64_t)(s->n >> 3) + 1);
     for (; count != 0; count--) {
-        const char *hit = old->n ? (s->n - at ? memmem(s->p + at, s->n - at, old->p, old->n) : NULL) :
-                s->p + at;
+        const char *hit = tw_jfind(rt, s->p + at, s->n - at, old);
         size_t to;
 
         if (!hit)

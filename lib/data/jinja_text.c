@@ -36,7 +36,7 @@ void tw_jfloat_text(char out[40], double d)
 {
     char e[40], *p = out;
     int prec, exp, n = 0;
-    char digit[24];
+    char digit[24] = "";
 
     if (!isfinite(d)) {
         snprintf(out, 40, "%s", isnan(d) ? "nan" : d < 0 ? "-inf" : "inf");

@@ -456,8 +456,7 @@ bool tw_jcontains(struct tw_jrt *rt, const struct tw_jval *in, const struct tw_j
         if (x->t != TW_V_STR)
             tw_jfail(rt, "'in <string>' requires string as left operand, not %s", tw_jtype_name(x));
         tw_jstep(rt, (int64_t)(in->u.s->n >> 4));
-        return !x->u.s->n || (in->u.s->n &&
-                memmem(in->u.s->p, in->u.s->n, x->u.s->p, x->u.s->n));
+        return tw_jfind(rt, in->u.s->p, in->u.s->n, x->u.s) != NULL;
     case TW_V_DICT:
         return tw_jdict_get(rt, in->u.m, x) != NULL;
     case TW_V_LIST:
