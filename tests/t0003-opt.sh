@@ -141,6 +141,8 @@ test_case 'help, version, words, man' '
 test_case 'an error is one line; TW_DEBUG adds our place' '
 	test_exit 1 opt -m x fail >out 2>err
 	test_equal "$(cat err)" "tw-train: data.jsonl:17: it is bad"
+	test_exit 1 opt -m x lost >out 2>err
+	test_equal "$(cat err)" "tw-train: hf://a/b: not found"
 	TW_DEBUG=1 test_exit 1 opt -m x fail >out 2>err
 	test_text err "it is bad [tests/unit/opt.c:"
 '

@@ -259,5 +259,6 @@ int tw_finish(const struct tw_cmd *cmd, int ret, struct tw_err *err)
     if (debug && *debug && strcmp(debug, "0") && err->src)
         fprintf(stderr, " [%s:%d]", err->src, err->src_line);
     fputc('\n', stderr);
-    return err->code;
+    /* only tw-fetch tells why the network did not give what was asked for */
+    return err->code <= TW_EMISUSE || !strcmp(cmd->name, "tw-fetch") ? err->code : TW_EFAIL;
 }

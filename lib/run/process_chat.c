@@ -92,7 +92,8 @@ static int add_part(struct parts *p, const struct tw_json *part, struct tw_err *
     v = v ? v : tw_json_get(part, "text");
     if (tw_str_is(type, "tool_call") || tw_str_is(type, "function_call") || tw_str_is(type, "tool_calls")) {
         if (!v || p->ncall == 64)
-            return tw_fail(err, NULL, 0, v ? "more than 64 tool calls in a message" : "a tool call without value");
+            return tw_fail(err, NULL, 0, v ? "more than 64 tool calls in a message"
+                                           : "a tool call without value");
         p->call[p->ncall++] = v;
         return 0;
     }

@@ -48,6 +48,8 @@ static int as_command(int argc, char **argv)
         printf("operand %s\n", argv[i]);
     if (n && !strcmp(argv[1], "fail"))
         ret = tw_fail(&err, "data.jsonl", 17, "it is bad");
+    if (n && !strcmp(argv[1], "lost"))
+        ret = tw_fail_code(&err, TW_ENOTFOUND, "hf://a/b", 0, "not found");
     tw_buf_free(&b);
     return tw_finish(&cmd, ret, &err);
 }
