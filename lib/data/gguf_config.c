@@ -274,9 +274,21 @@ int tw_gguf_write_config(const struct gguf_model *m, const char *dir, enum tw_dt
     return ret;
 }
 
+static int check_arch(const struct gguf_model *m, struct tw_err *err)
+{
+    struct tw_str arch = TW_STR_LIT("(none)");
+
+    if (tw_gguf_str(&m->g, "general.architecture", &arch, err) < 0)
+        return -1;
+    if (tw_str_is(arch, "llama"))
+        return 0;
+    return tw_fail(err, m->g.path, 0, "architecture %.*s is not supported; llama is", (int)arch.n,
+            arch.p);
+}
+
 int tw_gguf_load(struct gguf_model *m, struct tw_err *err)
 {
-    if (check_keys(m, err) || load_shape(m, err) || load_scaling(m, err) ||
+    if (check_arch(m, err) || check_keys(m, err) || load_shape(m, err) || load_scaling(m, err) ||
             load_divisors(m, err))
         return -1;
     m->tied = !tw_gguf_tensor(&m->g, "output.weight");

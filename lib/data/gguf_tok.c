@@ -308,7 +308,7 @@ static int write_tok_config(struct tw_buf *b, const struct gguf_vocab *v, struct
     key_bool(&w, "clean_up_tokenization_spaces", false);
     key_bool(&w, "add_bos_token", v->add_bos);
     key_bool(&w, "add_eos_token", v->add_eos);
-    if (tw_utf8_check(template.p, template.n) != template.n)
+    if (template.n && tw_utf8_check(template.p, template.n) != template.n)
         return tw_fail_code(err, TW_ECORRUPT, v->g->path, 0,
                 "key tokenizer.chat_template: not valid UTF-8");
     if (template.n)

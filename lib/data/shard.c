@@ -257,7 +257,8 @@ static int next_block(struct tw_shard *s, struct tw_err *err)
 
     if (fread(&h, 1, sizeof h, s->fp) != sizeof h)
         return cut(s, "the data", err);
-    if ((h.type != BLOCK_DATA && h.type != BLOCK_TAIL) || h.bytes > BLOCK_MAX || h.bytes % 8)
+    if ((h.type != BLOCK_DATA && h.type != BLOCK_TAIL) || h.bytes > BLOCK_MAX || h.bytes % 8 ||
+            h.nrec > h.bytes / sizeof(struct rec_head))
         return tw_fail_code(err, TW_ECORRUPT, s->name, 0, "damaged block after record %lld",
                 (long long)s->nrec);
     if (read_bytes(s, &s->block, h.bytes, "a block", err))
