@@ -61,7 +61,7 @@ void tw_tok_close(struct tw_tok *t)
     free(t->raw.node);
     free(t->normal.node);
     free(t->added);
-    free(t->special);
+    free(t->flags);
     tok_cache_close(t->cache);
     tok_bpe_free(&t->bpe);
     tok_vocab_free(&t->vocab);
@@ -191,7 +191,7 @@ struct tw_str tw_tok_text(const struct tw_tok *t, int32_t id)
 
 bool tw_tok_is_special(const struct tw_tok *t, int32_t id)
 {
-    return id >= 0 && id < t->vocab.n && t->special[id];
+    return id >= 0 && id < t->vocab.n && (t->flags[id] & TOK_ID_SPECIAL);
 }
 
 int32_t tw_tok_bos(const struct tw_tok *t)

@@ -209,20 +209,22 @@ bad:
 
 int tok_added_finish(struct tw_tok *t, struct tw_err *err)
 {
-    t->special = tw_xcalloc((size_t)t->vocab.n + 1, 1);
+    t->flags = tw_xcalloc((size_t)t->vocab.n + 1, 1);
     for (int i = 0; i < t->nadded; i++) {
         struct tok_added *a = &t->added[i];
         struct tok_enc e = { .t = t, .err = err };
         struct tok_view in = { .p = a->text.p, .n = a->text.n }, out = in;
 
         if (a->special)
-            t->special[a->id] = 1;
+            t->flags[a->id] |= TOK_ID_SPECIAL;
         if (a->normalized && tok_norm_run(&e, &in, &out)) {
             tok_enc_free(&e);
             return -1;
         }
         a->pattern = tw_arena_str(&t->mem, (struct tw_str){ out.p, out.n });
         tok_enc_free(&e);
+        if (!tw_str_eq(a->pattern, a->text))
+            t->flags[a->id] |= TOK_ID_PATTERN;
         tok_trie_add(a->normalized ? &t->normal : &t->raw, a->pattern, i);
     }
     return 0;

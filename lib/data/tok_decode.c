@@ -210,10 +210,16 @@ void tw_tok_stream_start(struct tw_tok_stream *s, const struct tw_tok *t, bool s
 
 void tw_tok_stream_put(struct tw_tok_stream *s, int32_t id, struct tw_buf *out)
 {
-    struct tw_str tok = tok_vocab_text(&s->t->vocab, id);
+    const struct tw_tok *t = s->t;
+    struct tw_str tok = tok_vocab_text(&t->vocab, id);
 
-    if (tok.p && !(s->skip_special && s->t->special[id]))
-        push(s, 0, tok, out);
+    if (!tok.p || (s->skip_special && (t->flags[id] & TOK_ID_SPECIAL)))
+        return;
+    if (t->flags[id] & TOK_ID_PATTERN)  /* what the normalizer made of it, as in the reference */
+        for (int i = 0; i < t->nadded; i++)
+            if (t->added[i].id == id)
+                tok = t->added[i].pattern;
+    push(s, 0, tok, out);
 }
 
 void tw_tok_stream_end(struct tw_tok_stream *s, struct tw_buf *out)

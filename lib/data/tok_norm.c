@@ -59,15 +59,22 @@ static int form_options(enum tok_norm_kind kind)
 /* Does the form leave this character alone, and what stands before it? */
 static bool is_stable(const struct tok_uni *u, enum tok_norm_kind kind, uint32_t c)
 {
-    utf8proc_int32_t d[32];
+    utf8proc_int32_t d[32], canon[32];
+    utf8proc_ssize_t n;
 
     if (c < 0x80)
         return true;
     if (tok_cls(u, c) & TOK_NFC)
         return false;
-    return kind == TOK_FORM_C
-            || (utf8proc_decompose_char((utf8proc_int32_t)c, d, 32, form_options(kind), NULL) == 1
-                    && (uint32_t)d[0] == c);
+    if (kind == TOK_FORM_C)
+        return true;
+    n = utf8proc_decompose_char((utf8proc_int32_t)c, d, 32, form_options(kind), NULL);
+    if (kind != TOK_FORM_KC)
+        return n == 1 && (uint32_t)d[0] == c;
+    /* What decomposes canonically composes again. */
+    return n == utf8proc_decompose_char((utf8proc_int32_t)c, canon, 32, form_options(TOK_FORM_C),
+                       NULL)
+            && !memcmp(d, canon, (size_t)n * sizeof(*d));
 }
 
 /* Canonical combining class; every character that has one is marked TOK_NFC. */
@@ -116,6 +123,7 @@ static void form_stretch(const struct tok_enc *e, struct tok_text *out, enum tok
 {
     const struct tok_uni *u = &e->t->uni;
     size_t cap = (end - b) * 2 + 32, n = 0, k;
+    bool same = true;
     utf8proc_int32_t *d = tw_xreallocarray(NULL, cap, sizeof(*d));
 
     for (size_t i = b; i < end; i += k) {
@@ -135,7 +143,16 @@ static void form_stretch(const struct tok_enc *e, struct tok_text *out, enum tok
         char s[4];
         int len = tw_utf8_put(s, (uint32_t)d[i]);
 
-        tok_text_add(out, e->mapped, s, (size_t)len, tok_view_begin(v, b), tok_view_end(v, end));
+        if (same && b < end) {          /* characters that stay at the start keep their place */
+            same = (uint32_t)d[i] == tok_char((const unsigned char *)v->p + b, &k) && b + k < end;
+            b += same ? k : 0;
+        }
+        if (same)
+            tok_text_add(out, e->mapped, s, (size_t)len, tok_view_begin(v, b - k),
+                    tok_view_end(v, b));
+        else
+            tok_text_add(out, e->mapped, s, (size_t)len, tok_view_begin(v, b),
+                    tok_view_end(v, end));
     }
     free(d);
 }
@@ -200,7 +217,8 @@ static void run_lower(const struct tok_enc *e, const struct tok_view *v, struct 
     }
 }
 
-static void run_strip(const struct tok_enc *e, const struct tok_norm *m, const struct tok_view *v,
+/* Returns where what is left begins. */
+static size_t run_strip(const struct tok_enc *e, const struct tok_norm *m, const struct tok_view *v,
         struct tok_text *out)
 {
     const unsigned char *p = (const unsigned char *)v->p;
@@ -212,6 +230,7 @@ static void run_strip(const struct tok_enc *e, const struct tok_norm *m, const s
             && (tok_cls(&e->t->uni, tok_char(p + tok_char_before(v->p, end), &k)) & TOK_S))
         end -= k;
     tok_text_copy(out, e->mapped, v, b, end);
+    return b;
 }
 
 static int run_replace(struct tok_enc *e, const struct tok_norm *m, const struct tok_view *v,
@@ -248,6 +267,7 @@ int tok_norm_run(struct tok_enc *e, const struct tok_view *in, struct tok_view *
     for (int i = 0; i < e->t->nnorm; i++) {
         const struct tok_norm *m = &e->t->norm[i];
         struct tok_text *o = &e->text[side];
+        size_t first = 0;
 
         o->b.n = 0;
         if (m->kind <= TOK_FORM_KD && !run_form(e, m->kind, &v, o))
@@ -255,7 +275,7 @@ int tok_norm_run(struct tok_enc *e, const struct tok_view *in, struct tok_view *
         if (m->kind == TOK_LOWER)
             run_lower(e, &v, o);
         else if (m->kind == TOK_STRIP)
-            run_strip(e, m, &v, o);
+            first = run_strip(e, m, &v, o);
         else if (m->kind == TOK_REPLACE && run_replace(e, m, &v, o))
             return -1;
         if (m->kind == TOK_PREPEND && v.n) {
@@ -263,8 +283,9 @@ int tok_norm_run(struct tok_enc *e, const struct tok_view *in, struct tok_view *
                     tok_view_begin(&v, 0));
             tok_text_copy(o, e->mapped, &v, 0, v.n);
         }
+        first += v.origin;
         v = tok_text_view(o, e->mapped);
-        v.origin = in->origin;          /* without maps at least the first byte's is right */
+        v.origin = first;               /* 0 only where the caller's text begins */
         side = !side;
     }
     *out = v;

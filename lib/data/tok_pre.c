@@ -47,7 +47,7 @@ static void metaspace(struct tok_enc *e, const struct tok_pre *s, const struct t
 
     x->b.n = 0;
     if (v->p[b] != ' ' && !(end - b >= mark.n && !memcmp(v->p + b, mark.p, mark.n))
-            && (s->prefix == TOK_ALWAYS || (s->prefix == TOK_FIRST && !tok_view_begin(v, b))))
+            && (s->prefix == TOK_ALWAYS || (s->prefix == TOK_FIRST && !(v->origin + b))))
         with_prefix(e, v, b, mark);
     for (; b < end; b++)
         if (v->p[b] == ' ') {

@@ -202,11 +202,14 @@ struct tok_dec {
 
 #define TOK_STAGES TW_TOK_STAGES        /* most parts of one kind in a chain */
 
+/* A special token; an added token that decodes to its pattern, not to its text. */
+enum { TOK_ID_SPECIAL = 1, TOK_ID_PATTERN = 2 };
+
 struct tw_tok {
     struct tw_arena mem;
     const char *name;                   /* for errors: the file */
     struct tok_vocab vocab;             /* added tokens included */
-    uint8_t *special;                   /* by id */
+    uint8_t *flags;                     /* by id: TOK_ID_* */
     struct tok_bpe bpe;
     struct tok_cache *cache;            /* only speed depends on it; safe to share */
     struct tok_added *added;
@@ -226,7 +229,7 @@ struct tw_tok {
 };
 
 /* Text being encoded: byte i came from [mb[i], me[i]) of the caller's text, or, without maps, from
- * origin + i. */
+ * origin + i. Rewritten text has the origin of what it was made from, maps or not. */
 struct tok_view {
     const char *p;
     size_t n, origin;
