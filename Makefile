@@ -102,13 +102,16 @@ $B/%.o: %.c $B/flags | $B/deps
 $B/lib/libtw-cuda.so: $(CU_SRC) $(wildcard kernels/*.h kernels/*.cuh lib/nn/*.h lib/base/*.h)
 	@mkdir -p $(@D)
 	$(call say,NVCC)$(NVCC) $(NVCCFLAGS) -shared -o $@ $(CU_SRC) -lcublasLt
--include $(shell find $B -name '*.d' 2>/dev/null)
+-include $(patsubst %.c,$B/%.d,$(LIB_SRC) $(CMD_SRC) $(HELP_SRC) $(GOLDEN_SRC) $(UNIT_SRC) $(BENCH_SRC) $(FUZZ_SRC))
 
 # Changes when the compiler or its flags do, so that everything is built again.
+FLAGS := $(strip $(CC) $(ALL_CPPFLAGS) $(ALL_CFLAGS))
+ifneq ($(FLAGS),$(strip $(shell cat $B/flags 2>/dev/null)))
 $B/flags: FORCE
+endif
+$B/flags:
 	@mkdir -p $B
-	@echo '$(subst ','\'',$(CC) $(ALL_CPPFLAGS) $(ALL_CFLAGS))' | cmp -s - $@ || \
-	    echo '$(subst ','\'',$(CC) $(ALL_CPPFLAGS) $(ALL_CFLAGS))' >$@
+	@printf '%s\n' '$(subst ','\'',$(FLAGS))' >$@
 
 # Once a build folder: what is missing is installed where we may, or named.
 $B/deps:

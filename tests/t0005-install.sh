@@ -3,7 +3,7 @@
 . "$(dirname "$0")/lib.sh"
 
 test_case 'what is installed works from where it is, and goes away again' '
-	make -s -C "$TOP" -q B="$TW_BUILD" all 2>/dev/null || test_skip "the build is of other flags"
+	make -C "$TOP" -q B="$TW_BUILD" all 2>/dev/null || test_skip "the build is of other flags"
 	mk() { make -s -C "$TOP" B="$TW_BUILD" DESTDIR="$PWD/root" PREFIX=/opt/twinkle "$@" 2>/dev/null; }
 	mk install
 	for c in $(ls "$TW_BUILD/bin"); do
