@@ -191,7 +191,7 @@ int tw_archive_unpack(const char *path, const char *dir,
     }
     while ((got = archive_read_next_header(a, &e)) == ARCHIVE_OK || got == ARCHIVE_WARN) {
         if (archive_format(a) == ARCHIVE_FORMAT_RAW && archive_filter_count(a) < 2) {
-            tw_fail_code(err, TW_ECORRUPT, path, 0, "not an archive, whatever its name says");
+            tw_fail_code(err, TW_ECORRUPT, path, 0, "not an archive, or a damaged one");
             goto out;
         }
         if (visit(a, e, path, dir, fn, arg, err))

@@ -98,7 +98,7 @@ static int failures(struct pool *p, struct tw_err *err)
     }
     if (!bad && !untried)
         return 0;
-    if (p->n == 1) {
+    if (p->n == 1 && err) {
         *err = p->errs[0];
         return -1;
     }
