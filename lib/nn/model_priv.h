@@ -72,6 +72,10 @@ void tw_weight_get(const struct tw_model *m, const struct tw_weight *w, int64_t 
 /* Angles for positions below N. */
 int tw_model_rope(struct tw_model *m, int64_t n, struct tw_err *err);
 
+/* save.c: tw_model_save() with shards of at most MAX bytes of tensors. */
+int tw_model_save_max(const struct tw_model *m, const struct tw_adapter *merge,
+        enum tw_dtype dtype, const char *dir, size_t max, struct tw_err *err);
+
 /* One adapted module of an adapter; r 0: not adapted. */
 struct tw_lora {
     int64_t r;

@@ -223,8 +223,8 @@ static void write_object(const struct tw_model *m, const struct tw_json *obj, en
     tw_buf_printf(out, "\n%*s}", 2 * depth, "");
 }
 
-int tw_model_save(const struct tw_model *m, const struct tw_adapter *merge, enum tw_dtype dtype,
-        const char *dir, struct tw_err *err)
+int tw_model_save_max(const struct tw_model *m, const struct tw_adapter *merge,
+        enum tw_dtype dtype, const char *dir, size_t max, struct tw_err *err)
 {
     char *path = tw_path_join(dir, "config.json");
     struct tw_buf text = { 0 };
@@ -238,10 +238,16 @@ int tw_model_save(const struct tw_model *m, const struct tw_adapter *merge, enum
     else if (merge && merge->m != m)
         ret = tw_fail(err, dir, 0, "the adapter belongs to another model");
     else
-        ret = write_weights(m, merge, dtype, dir, SHARD_MAX, err);
+        ret = write_weights(m, merge, dtype, dir, max, err);
     if (!ret)
         ret = tw_write_file(path, text.p, text.n, err);
     tw_buf_free(&text);
     free(path);
     return ret;
+}
+
+int tw_model_save(const struct tw_model *m, const struct tw_adapter *merge, enum tw_dtype dtype,
+        const char *dir, struct tw_err *err)
+{
+    return tw_model_save_max(m, merge, dtype, dir, SHARD_MAX, err);
 }
