@@ -57,6 +57,7 @@ struct tw_sample {
     int64_t blocked;            /* control tokens that were spelled in user text and kept as text */
     int64_t hidden;             /* message texts that the template left out of the rendering */
     int64_t truncated;          /* sequences that were cut */
+    int64_t unsupervised;       /* pieces of a split one that were left out: nothing to train */
 };
 
 /* What kind of record this is; -1 and ERR when it is none or its fields have wrong types. */
