@@ -24,8 +24,12 @@ struct tw_kern {
     /* dst[s * R + r] = src[r * ld + s]; pack16: pairs, columns at or past K are zero. */
     void (*pack)(float *dst, const float *src, int64_t ld, int R, int64_t s);
     void (*pack16)(uint32_t *dst, const float *src, int64_t ld, int R, int64_t s, int64_t k);
+    /* dst[s * W + r] = src[s * ld + r] for r < R <= W <= 16, 0 up to W. */
+    void (*packc)(float *dst, int W, const float *src, int64_t ld, int R, int64_t s);
     /* dst[j * 16 + i] = src[i * ld + j] for i < n (others 0), j < s: rows become a panel. */
     void (*panel)(float *dst, const float *src, int64_t ld, int64_t n, int64_t s);
+    /* 16 rows and 16 columns of a bf16 panel, 8 x 16 pairs of columns, as 8 x 16 pairs of rows. */
+    void (*turn16)(uint32_t *dst, const uint32_t *src);
     /* y = x * scale + bias + res over n columns; bias, res may be NULL. */
     void (*epi)(float *y, const float *x, int64_t n, float scale, const float *bias,
             const float *res);

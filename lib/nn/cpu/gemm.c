@@ -65,8 +65,7 @@ static void pack_a(const struct job *j, const struct tile *t, int64_t s0, int64_
         } else if (!g->a_cols) {
             j->d->k->pack(dst, g->a + r * g->lda + s0, g->lda, rows, n);
         } else {
-            for (int64_t s = 0; s < n; s++)
-                memcpy(dst + s * rows, g->a + (s0 + s) * g->lda + r, (size_t)rows * 4);
+            j->d->k->packc(dst, rows, g->a + s0 * g->lda + r, g->lda, rows, n);
         }
     }
 }
@@ -87,18 +86,10 @@ static const float *pack_b(const struct job *j, const struct tile *t, int64_t p,
         float *dst = t->b + q * n * 16;
         int64_t c = (p + q) * 16, w = tw_min(16, g->n - c);
 
-        if (g->bkind == TW_B_COLS) {
+        if (g->bkind == TW_B_COLS)
             j->d->k->panel(dst, b + c * g->ldb + s0, g->ldb, w, n);
-            continue;
-        }
-        for (int64_t s = 0; s < n; s++) {
-            if (w == 16) {
-                memcpy(dst + s * 16, b + (s0 + s) * g->ldb + c, 64);
-            } else {
-                memset(dst + s * 16, 0, 64);
-                memcpy(dst + s * 16, b + (s0 + s) * g->ldb + c, (size_t)w * 4);
-            }
-        }
+        else
+            j->d->k->packc(dst, 16, b + s0 * g->ldb + c, g->ldb, (int)w, n);
     }
     return t->b;
 }

@@ -17,33 +17,7 @@ VFN void st(float *p, vf x, int64_t k)
         v_storen(p, x, k);
 }
 
-static void pack(float *dst, const float *src, int64_t lds, int R, int64_t s)
-{
-    for (int64_t i = 0; i < s; i++)
-        for (int r = 0; r < R; r++)
-            dst[i * R + r] = src[r * lds + i];
-}
-
-#if !defined(TW_KERN_AMX)
-static void pack16(uint32_t *dst, const float *src, int64_t lds, int R, int64_t s, int64_t k)
-{
-    for (int64_t i = 0; i < s; i++)
-        for (int r = 0; r < R; r++) {
-            const float *x = src + r * lds + 2 * i;
-            uint32_t lo = 2 * i < k ? tw_f32_to_bf16(x[0]) : 0;
-            uint32_t hi = 2 * i + 1 < k ? tw_f32_to_bf16(x[1]) : 0;
-
-            dst[i * R + r] = lo | hi << 16;
-        }
-}
-#endif
-
-static void panel(float *dst, const float *src, int64_t lds, int64_t n, int64_t s)
-{
-    for (int64_t j = 0; j < s; j++)
-        for (int64_t i = 0; i < 16; i++)
-            dst[j * 16 + i] = i < n ? src[i * lds + j] : 0;
-}
+#include "nn/cpu/kern_pack.h"
 
 static void epi(float *y, const float *x, int64_t n, float scale, const float *bias,
         const float *res)
@@ -223,7 +197,8 @@ static void sgd(float *w, const float *g, float *m, int64_t n, float lr, float m
 
 const struct tw_kern TW_KERN = {
     .name = TW_KERN_NAME, .mr = MR, .pr = PR, .mr16 = MR16, .pr16 = PR16,
-    .mm = mm, .mms = mms, .mm16 = mm16, .pack = pack, .pack16 = pack16, .panel = panel, .epi = epi,
+    .mm = mm, .mms = mms, .mm16 = mm16, .pack = pack, .pack16 = pack16, .packc = packc,
+    .panel = panel, .turn16 = turn16, .epi = epi,
     .dot = dot, .rms = rms, .rms_dx = rms_dx, .rms_dw = rms_dw, .rope = rope, .glu = glu,
     .glu_bwd = glu_bwd, .add = add, .axpy = axpy, .adamw = adamw, .sgd = sgd,
     .stats = stats, .dsoftmax = dsoftmax, .soft = soft, .dsoft = dsoft,

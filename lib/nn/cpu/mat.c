@@ -121,28 +121,21 @@ static void trans_panel(void *arg, int64_t q, int thread)
 {
     const struct trans_job *j = arg;
     int64_t k0 = q * 16, kn = tw_min(16, j->w->cols - k0), np = tw_up(j->n, 32);
-    const uint16_t *b = j->w->data;
+    const uint32_t *b = j->w->data;
     const float *f = j->w->data;
+    uint32_t *dst = (uint32_t *)j->wt + q * np * 8;
 
     if (j->w->dtype == TW_F32) {
-        float *dst = (float *)j->wt + q * j->n * 16;
+        float *to = (float *)j->wt + q * j->n * 16;
 
-        for (int64_t i = 0; i < j->n; i += 16) {
-            int64_t at0 = at(j->w, j->n0 + i, k0);
-
-            j->d->k->panel(dst + i * 16, f + at0, 16, kn, tw_min(16, j->n - i));
-        }
+        for (int64_t i = 0; i < j->n; i += 16)
+            j->d->k->panel(to + i * 16, f + at(j->w, j->n0 + i, k0), 16, kn, tw_min(16, j->n - i));
         return;
     }
-    uint16_t *dst = (uint16_t *)j->wt + q * np * 16;
-
-    memset(dst, 0, (size_t)np * 32);
-    for (int64_t i = 0; i < j->n; i++) {
-        int64_t from = at(j->w, j->n0 + i, k0);
-
-        for (int64_t k = 0; k < kn; k++)
-            dst[i / 2 * 32 + k * 2 + i % 2] = b[from + k / 2 * 32 + k % 2];
-    }
+    for (int64_t i = 0; i < j->n; i += 16)      /* padding comes along, zero as it is */
+        j->d->k->turn16(dst + i * 8, b + at(j->w, j->n0 + i, k0) / 2);
+    if (np - tw_up(j->n, 16))
+        memset(dst + tw_up(j->n, 16) * 8, 0, 16 * 32);
 }
 
 void tw_cpu_transpose(struct tw_cpu *d, void *wt, const struct tw_mat *w, int64_t n0, int64_t n)

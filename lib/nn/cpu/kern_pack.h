@@ -1,0 +1,184 @@
+/* kern_pack.h - bringing inputs into the order of the product's blocks, part of kern.h. On x86 the work
+ * is transposing eight by eight words in registers; rests and other block heights go word by word. */
+
+#if defined(TW_VEC_AVX512) || defined(TW_VEC_AVX2)
+/* r[i] lane j becomes r[j] lane i. */
+VFN void turn8(__m256 r[8])
+{
+    __m256 t[8];
+
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+        t[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 8; i += 4) {
+        r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+        r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+        r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+        r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        __m256 lo = r[i], hi = r[i + 4];
+
+        r[i] = _mm256_permute2f128_ps(lo, hi, 0x20);
+        r[i + 4] = _mm256_permute2f128_ps(lo, hi, 0x31);
+    }
+}
+
+/* dst[j * ldd + i] = src[i * lds + j], i and j in [0, 8) */
+VFN void turn_block(float *dst, int64_t ldd, const float *src, int64_t lds)
+{
+    __m256 r[8];
+
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++)
+        r[i] = _mm256_loadu_ps(src + i * lds);
+    turn8(r);
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++)
+        _mm256_storeu_ps(dst + i * ldd, r[i]);
+}
+#define HAVE_TURN 1
+
+/* Sixteen floats as eight pairs of bf16. */
+VFN __m256i pairs8(const float *x)
+{
+#if defined(TW_VEC_DPBF16)
+    return (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(x));
+#else
+    __m256i r[2];
+
+    for (int i = 0; i < 2; i++) {       /* nearest even; NaN stays NaN */
+        __m256 f = _mm256_loadu_ps(x + 8 * i);
+        __m256i u = _mm256_castps_si256(f), odd = _mm256_srli_epi32(u, 16);
+        __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(f, f, _CMP_UNORD_Q));
+        __m256i up = _mm256_add_epi32(u, _mm256_add_epi32(_mm256_set1_epi32(0x7fff),
+                    _mm256_and_si256(odd, _mm256_set1_epi32(1))));
+
+        r[i] = _mm256_blendv_epi8(_mm256_srli_epi32(up, 16),
+                _mm256_or_si256(odd, _mm256_set1_epi32(0x40)), nan);
+    }
+    return _mm256_permute4x64_epi64(_mm256_packus_epi32(r[0], r[1]), 0xd8);
+#endif
+}
+#else
+#define HAVE_TURN 0
+#endif
+
+static void pack(float *dst, const float *src, int64_t lds, int R, int64_t s)
+{
+    int64_t i = 0;
+
+    if (R == 1) {
+        memcpy(dst, src, (size_t)s * 4);
+        return;
+    }
+#if HAVE_TURN
+    if (R == 8)
+        for (; i + 8 <= s; i += 8)
+            turn_block(dst + i * 8, 8, src + i, lds);
+#endif
+    for (; i < s; i++)
+        for (int r = 0; r < R; r++)
+            dst[i * R + r] = src[r * lds + i];
+}
+
+#if !defined(TW_KERN_AMX)
+static void pack16(uint32_t *dst, const float *src, int64_t lds, int R, int64_t s, int64_t k)
+{
+    int64_t i = 0;
+
+#if HAVE_TURN
+    if (R == 8)
+        for (; i + 8 <= s && 2 * i + 16 <= k; i += 8) {
+            __m256 r[8];
+
+#pragma GCC unroll 8
+            for (int x = 0; x < 8; x++)
+                r[x] = _mm256_castsi256_ps(pairs8(src + x * lds + 2 * i));
+            turn8(r);
+#pragma GCC unroll 8
+            for (int x = 0; x < 8; x++)
+                _mm256_storeu_ps((float *)dst + (i + x) * 8, r[x]);
+        }
+    if (R == 1)
+        for (; i + 8 <= s && 2 * i + 16 <= k; i += 8)
+            _mm256_storeu_si256((__m256i *)(dst + i), pairs8(src + 2 * i));
+#endif
+    for (; i < s; i++)
+        for (int r = 0; r < R; r++) {
+            const float *x = src + r * lds + 2 * i;
+            uint32_t lo = 2 * i < k ? tw_f32_to_bf16(x[0]) : 0;
+            uint32_t hi = 2 * i + 1 < k ? tw_f32_to_bf16(x[1]) : 0;
+
+            dst[i * R + r] = lo | hi << 16;
+        }
+}
+#endif
+
+static void packc(float *dst, int W, const float *src, int64_t lds, int R, int64_t s)
+{
+    if (W == 16)
+        for (int64_t i = 0; i < s; i++)
+            v_store(dst + i * 16, R == 16 ? v_load(src + i * lds) : v_loadn(src + i * lds, R));
+#if HAVE_TURN
+    else if (W == 8 && R == 8)
+        for (int64_t i = 0; i < s; i++)
+            _mm256_storeu_ps(dst + i * 8, _mm256_loadu_ps(src + i * lds));
+#endif
+    else
+        for (int64_t i = 0; i < s; i++)
+            for (int r = 0; r < W; r++)
+                dst[i * W + r] = r < R ? src[i * lds + r] : 0;
+}
+
+static void panel(float *dst, const float *src, int64_t lds, int64_t n, int64_t s)
+{
+    int64_t j = 0;
+
+#if HAVE_TURN
+    if (n == 16)
+        for (; j + 8 <= s; j += 8) {
+            turn_block(dst + j * 16, 16, src + j, lds);
+            turn_block(dst + j * 16 + 8, 16, src + 8 * lds + j, lds);
+        }
+#endif
+    for (; j < s; j++)
+        for (int64_t i = 0; i < 16; i++)
+            dst[j * 16 + i] = i < n ? src[i * lds + j] : 0;
+}
+
+static void turn16(uint32_t *dst, const uint32_t *src)
+{
+#if HAVE_TURN
+    for (int half = 0; half < 2; half++) {      /* eight rows of W at a time */
+        __m256 r[8];
+
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; i++)
+            r[i] = _mm256_loadu_ps((const float *)src + i * 16 + half * 8);
+        turn8(r);
+#pragma GCC unroll 4
+        for (int i = 0; i < 8; i += 2) {
+            __m256i a = _mm256_castps_si256(r[i]), b = _mm256_castps_si256(r[i + 1]);
+            __m256i lo = _mm256_unpacklo_epi16(a, b), hi = _mm256_unpackhi_epi16(a, b);
+            __m256i *to = (__m256i *)(dst + (half * 4 + i / 2) * 16);
+
+            _mm256_storeu_si256(to, _mm256_permute2x128_si256(lo, hi, 0x20));
+            _mm256_storeu_si256(to + 1, _mm256_permute2x128_si256(lo, hi, 0x31));
+        }
+    }
+#else
+    for (int n = 0; n < 16; n += 2)
+        for (int k = 0; k < 16; k++) {
+            uint32_t a = src[k / 2 * 16 + n], b = src[k / 2 * 16 + n + 1];
+
+            if (k % 2)
+                a >>= 16, b >>= 16;
+            dst[n / 2 * 16 + k] = (a & 0xffff) | b << 16;
+        }
+#endif
+}
