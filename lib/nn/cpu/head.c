@@ -50,6 +50,7 @@ struct head_job {
     const struct tw_head *h;
     int64_t i0, n, V, D;        /* rows [i0, i0 + n) of those asked for */
     float *z, *x, *dx;          /* logits [n, V], hidden states and their gradients [n, D] */
+    float *part;                /* one tile's part of dx [n, D] */
 };
 
 static void gather(void *arg, int64_t i, int thread)
@@ -77,7 +78,9 @@ static void head_row(void *arg, int64_t r, int thread)
     z[h->target[i]] += c;
 }
 
-/* dx[n, D] = z W, W transposed tile by tile so that no second copy of it is kept. */
+/* dx[n, D] = z W, W transposed tile by tile so that no second copy of it is kept. Each tile is a chain
+ * of its own: one chain over a whole vocabulary loses the part in which all columns of W agree,
+ * which the rows of z (their sum is zero) must cancel. */
 static void head_dx(struct head_job *j)
 {
     const struct tw_mat *w = j->h->w;
@@ -86,8 +89,8 @@ static void head_dx(struct head_job *j)
         int64_t n = tw_min(HEAD_TILE, j->V - v);
         int64_t words = tw_up(j->D, 16) / 16 * tw_panel_words(w->dtype, n);
         struct tw_gemm g = { .m = j->n, .n = j->D, .s = n, .a = j->z + v, .lda = j->V,
-            .bkind = w->dtype == TW_F32 ? TW_B_PANEL : TW_B_PANEL16, .c = j->dx, .ldc = j->D,
-            .cont = v > 0, .scale = 1 };
+            .bkind = w->dtype == TW_F32 ? TW_B_PANEL : TW_B_PANEL16, .c = v ? j->part : j->dx,
+            .ldc = j->D, .scale = 1 };
         void *wt = tw_cpu_scratch(j->d, TW_SLOT_WT, (size_t)words * 4);
 
         if (!wt)
@@ -95,6 +98,8 @@ static void head_dx(struct head_job *j)
         tw_cpu_transpose(j->d, wt, w, v, n);
         g.b = wt;
         tw_cpu_gemm(j->d, &g);
+        for (int64_t r = 0; v && r < j->n; r++)
+            j->d->k->add(j->dx + r * j->D, j->part + r * j->D, j->D);
     }
 }
 
@@ -137,10 +142,11 @@ void tw_cpu_head(struct tw_dev *dev, const struct tw_head *h)
     struct head_job j = { .d = d, .h = h, .V = V, .D = D };
 
     j.z = tw_cpu_scratch(d, TW_SLOT_Y, (size_t)rows * (size_t)V * 4);
-    j.x = tw_cpu_scratch(d, TW_SLOT_X, 2 * (size_t)rows * (size_t)D * 4);
+    j.x = tw_cpu_scratch(d, TW_SLOT_X, 3 * (size_t)rows * (size_t)D * 4);
     if (!j.z || !j.x)
         return;
     j.dx = j.x + rows * D;
+    j.part = j.dx + rows * D;
     if (h->coef)
         for (int64_t t = 0; t < h->dh->rows; t++)
             memset(tw_row(h->dh, t), 0, (size_t)D * 4);
@@ -157,7 +163,7 @@ void tw_cpu_head(struct tw_dev *dev, const struct tw_head *h)
 size_t tw_cpu_head_scratch(const struct tw_dev *d, int64_t n, int64_t V, int64_t D, bool bwd)
 {
     int64_t rows = chunk_rows(tw_max(n, 1), V);
-    int64_t words = rows * V + 2 * rows * D + (bwd ? tw_up(D, 16) * HEAD_TILE : 0);
+    int64_t words = rows * V + 3 * rows * D + (bwd ? tw_up(D, 16) * HEAD_TILE : 0);
 
     return (size_t)words * 4;
 }
