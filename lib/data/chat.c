@@ -360,6 +360,7 @@ int tw_chat_conv(const struct tw_chat *c, struct tw_arena *a, const struct tw_js
     return 0;
 }
 
+static const char refusal[] = "chat template";
 static const struct tw_json none = { .type = TW_JNULL };
 static const struct tw_json yes = { .type = TW_JBOOL, .b = true }, no = { .type = TW_JBOOL };
 
@@ -449,7 +450,12 @@ int tw_chat_render_conv(const struct tw_chat *c, struct tw_arena *a, const struc
         return 0;
     if (decode_arguments(a, &decoded.messages) && !render_once(c, &decoded, prompt, out, &second))
         return 0;
-    return tw_fail(err, NULL, 0, "chat template, line %lld: %s", (long long)first.line, first.msg);
+    return tw_fail(err, NULL, 0, "%s, line %lld: %s", refusal, (long long)first.line, first.msg);
+}
+
+bool tw_chat_refused(const struct tw_err *err)
+{
+    return err->code && !strncmp(err->msg, refusal, sizeof(refusal) - 1);
 }
 
 /* ---- generation prompts ---- */

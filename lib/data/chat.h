@@ -53,6 +53,8 @@ struct tw_sample {
                                  * more where truncation is split */
     int64_t nseq;
     int64_t prompt_n;           /* preference, prompt, rollout: tokens of the shared prompt */
+    bool refused;               /* with -1: by the template itself, which raised an exception or
+                                 * could not work with the record; another record may be good */
     const char *dropped;        /* reason when nseq == 0 ("too long", "no supervised token", ..) */
     int64_t blocked;            /* control tokens that were spelled in user text and kept as text */
     int64_t hidden;             /* message texts that the template left out of the rendering */
@@ -66,6 +68,8 @@ int tw_rec_kind(const struct tw_json *rec, enum tw_rec_kind *kind, struct tw_err
 /* Encodes one record into A. Errors name the field; file and line are the caller's. */
 int tw_chat_encode(const struct tw_chat *c, struct tw_arena *a, const struct tw_json *rec,
         struct tw_sample *out, struct tw_err *err);
+/* Was it the template that refused (see tw_sample.refused)? For tw_chat_render() and _prompt(). */
+bool tw_chat_refused(const struct tw_err *err);
 /* Only the rendering of a chat record ({"text": ..} of tw-encode --render). */
 int tw_chat_render(const struct tw_chat *c, struct tw_arena *a, const struct tw_json *rec,
         struct tw_jinja_out *out, struct tw_err *err);

@@ -408,6 +408,7 @@ int tw_chat_encode(const struct tw_chat *c, struct tw_arena *a, const struct tw_
     w = tw_chat_work_get(c);
     ret = out->kind == TW_REC_CHAT ? encode_chat(c, w, a, rec, out, err) :
             encode_pair(c, w, a, rec, out, err);
+    out->refused = ret && err && tw_chat_refused(err);
     tw_chat_work_put(c, w);
     return ret;
 }
