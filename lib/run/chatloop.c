@@ -1,0 +1,166 @@
+/* chatloop.c - tw-sample --chat: a conversation in a terminal. Ctrl-C stops the answer, not the program;
+ * Ctrl-D ends it. The conversation so far is kept in the prefix cache, so a turn costs its own tokens. */
+#include "base/io.h"
+#include "run/sample.h"
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static volatile sig_atomic_t interrupted;
+
+static void on_sigint(int sig)
+{
+    (void)sig;
+    interrupted = 1;
+}
+
+struct talk {
+    struct tw_session *s;
+    struct tw_buf messages;     /* the list's items, comma separated */
+    bool tty, ended;
+    int64_t turn;
+};
+
+static void message_add(struct talk *t, const char *role, struct tw_str content)
+{
+    if (t->messages.n)
+        tw_buf_putc(&t->messages, ',');
+    tw_buf_printf(&t->messages, "{\"role\":\"%s\",\"content\":", role);
+    tw_json_quote(&t->messages, content);
+    tw_buf_putc(&t->messages, '}');
+}
+
+static void show(struct tw_gen *g, int64_t sample, struct tw_str more)
+{
+    (void)g;
+    (void)sample;
+    fwrite(more.p, 1, more.n, stdout);
+    fflush(stdout);
+}
+
+static void ended(struct tw_gen *g)
+{
+    ((struct talk *)g->user)->ended = true;
+}
+
+/* One answer to the conversation; it becomes part of it. */
+static int answer(struct talk *t, struct tw_err *err)
+{
+    struct tw_arena a = { 0 };
+    struct tw_buf text = { 0 };
+    struct tw_tokens prompt;
+    const struct tw_json *rec;
+    struct tw_gen g;
+    int ret = -1, more = 1;
+
+    tw_session_gen(t->s, &g);
+    tw_buf_puts(&text, "{\"messages\":[");
+    tw_buf_adds(&text, tw_buf_str(&t->messages));
+    tw_buf_puts(&text, "]}");
+    rec = tw_json_parse(&a, tw_buf_str(&text), err);
+    if (!rec || tw_chat_prompt(t->s->chat, &a, rec, &prompt, err))
+        goto out;
+    g.prompt = prompt.token;
+    g.nprompt = prompt.n;
+    g.n = 1;
+    g.top_logprobs = 0;
+    g.stream = (uint64_t)t->turn++;
+    g.user = t;
+    g.text = show;
+    g.done = ended;
+    t->ended = false;
+    interrupted = 0;
+    tw_sampler_add(t->s->sampler, &g);
+    while (!t->ended && more >= 0) {
+        if (interrupted)
+            tw_sampler_abort(t->s->sampler, &g);
+        else
+            more = tw_sampler_step(t->s->sampler, err);
+    }
+    if (more < 0)
+        goto out;
+    if (*g.error) {
+        tw_fail(err, NULL, 0, "%s; /reset begins a new conversation", g.error);
+    } else {
+        printf("%s\n", interrupted ? " [stopped]" : "");
+        message_add(t, "assistant", tw_buf_str(&g.out[0].text));
+    }
+    ret = *g.error ? -1 : 0;
+out:
+    tw_gen_free_out(&g);
+    tw_buf_free(&text);
+    tw_arena_free(&a);
+    return ret;
+}
+
+/* 1 a line (without its end), 0 the end of input. Ctrl-C at the prompt gives an empty line. */
+static int read_line(struct talk *t, struct tw_buf *line)
+{
+    char c;
+    ssize_t got;
+
+    tw_buf_clear(line);
+    if (t->tty) {
+        fputs("> ", stdout);
+        fflush(stdout);
+    }
+    interrupted = 0;
+    for (;;) {
+        got = read(0, &c, 1);
+        if (got < 0 && errno == EINTR && interrupted) {
+            fputs("\n", stdout);
+            tw_buf_clear(line);
+            return 1;
+        }
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            return line->n > 0;
+        if (c == '\n')
+            return 1;
+        tw_buf_putc(line, c);
+    }
+}
+
+int tw_sample_chat(struct tw_session *s, struct tw_err *err)
+{
+    struct talk t = { .s = s, .tty = isatty(0) && isatty(1) };
+    struct sigaction sa = { .sa_handler = on_sigint }, old;
+    struct tw_buf line = { 0 };
+    int ret = 0;
+
+    sigaction(SIGINT, &sa, &old);
+    if (t.tty)
+        printf("%s. Ctrl-C stops an answer, /reset forgets the conversation, Ctrl-D ends.\n", s->o->model);
+    while (!ret && read_line(&t, &line)) {
+        struct tw_str text = tw_buf_str(&line);
+        size_t bad = tw_utf8_check(text.p, text.n);
+        size_t before = t.messages.n;
+
+        if (!text.n)
+            continue;
+        if (tw_str_is(text, "/reset")) {
+            tw_buf_clear(&t.messages);
+            continue;
+        }
+        if (bad < text.n) {
+            fprintf(stderr, "tw-sample: byte %zu of the line is not UTF-8; it was not sent\n", bad + 1);
+            continue;
+        }
+        message_add(&t, "user", text);
+        ret = answer(&t, err);
+        if (ret && t.tty && err->code) {    /* say why, go on without the line */
+            fprintf(stderr, "tw-sample: %s\n", err->msg);
+            tw_err_clear(err);
+            t.messages.n = before;
+            ret = 0;
+        }
+    }
+    if (t.tty && !ret)
+        fputs("\n", stdout);
+    sigaction(SIGINT, &old, NULL);
+    tw_buf_free(&line);
+    tw_buf_free(&t.messages);
+    return ret;
+}
