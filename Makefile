@@ -132,7 +132,7 @@ deps:
 	fi
 
 demo: all
-	@sh examples/demo.sh
+	@bash examples/demo.sh
 
 # $(call run,scripts and programs); $(call pick,those) takes what T names of them.
 run = TW_BUILD='$(abspath $B)' TEST_S=$(TEST_S) JOBS=$(JOBS) \
