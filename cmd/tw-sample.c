@@ -87,7 +87,7 @@ static int run(const struct tw_sample_opts *o, char **paths, int npaths, struct 
     if (o->chat && (o->score || npaths || o->out))
         return tw_fail_code(err, TW_EMISUSE, "--chat", 0, "takes no files, -o or --score");
     if (!tw_session_open(&s, o, err))
-        ret = o->chat ? tw_sample_chat(&s, err) : o->score ? tw_sample_score(&s, paths, npaths, err)
+        ret = o->chat ? tw_sample_chat(&s, stdout, err) : o->score ? tw_sample_score(&s, paths, npaths, err)
                 : tw_sample_records(&s, paths, npaths, err);
     tw_session_close(&s);
     return ret;

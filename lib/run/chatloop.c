@@ -16,6 +16,7 @@ static void on_sigint(int sig)
 }
 
 struct talk {
+    FILE *out;
     struct tw_session *s;
     struct tw_buf messages;     /* the list's items, comma separated */
     bool tty, ended;
@@ -33,10 +34,11 @@ static void message_add(struct talk *t, const char *role, struct tw_str content)
 
 static void show(struct tw_gen *g, int64_t sample, struct tw_str more)
 {
-    (void)g;
+    struct talk *t = g->user;
+
     (void)sample;
-    fwrite(more.p, 1, more.n, stdout);
-    fflush(stdout);
+    fwrite(more.p, 1, more.n, t->out);
+    fflush(t->out);
 }
 
 static void ended(struct tw_gen *g)
@@ -83,7 +85,7 @@ static int answer(struct talk *t, struct tw_err *err)
     if (*g.error) {
         tw_fail(err, NULL, 0, "%s; /reset begins a new conversation", g.error);
     } else {
-        printf("%s\n", interrupted ? " [stopped]" : "");
+        fprintf(t->out, "%s\n", interrupted ? " [stopped]" : "");
         message_add(t, "assistant", tw_buf_str(&g.out[0].text));
     }
     ret = *g.error ? -1 : 0;
@@ -102,14 +104,14 @@ static int read_line(struct talk *t, struct tw_buf *line)
 
     tw_buf_clear(line);
     if (t->tty) {
-        fputs("> ", stdout);
-        fflush(stdout);
+        fputs("> ", t->out);
+        fflush(t->out);
     }
     interrupted = 0;
     for (;;) {
         got = read(0, &c, 1);
         if (got < 0 && errno == EINTR && interrupted) {
-            fputs("\n", stdout);
+            fputs("\n", t->out);
             tw_buf_clear(line);
             return 1;
         }
@@ -123,16 +125,16 @@ static int read_line(struct talk *t, struct tw_buf *line)
     }
 }
 
-int tw_sample_chat(struct tw_session *s, struct tw_err *err)
+int tw_sample_chat(struct tw_session *s, FILE *out, struct tw_err *err)
 {
-    struct talk t = { .s = s, .tty = isatty(0) && isatty(1) };
+    struct talk t = { .s = s, .out = out, .tty = isatty(0) && isatty(1) };
     struct sigaction sa = { .sa_handler = on_sigint }, old;
     struct tw_buf line = { 0 };
     int ret = 0;
 
     sigaction(SIGINT, &sa, &old);
     if (t.tty)
-        printf("%s. Ctrl-C stops an answer, /reset forgets the conversation, Ctrl-D ends.\n", s->o->model);
+        fprintf(out, "%s. Ctrl-C stops an answer, /reset forgets the conversation, Ctrl-D ends.\n", s->o->model);
     while (!ret && read_line(&t, &line)) {
         struct tw_str text = tw_buf_str(&line);
         size_t bad = tw_utf8_check(text.p, text.n);
@@ -158,7 +160,7 @@ int tw_sample_chat(struct tw_session *s, struct tw_err *err)
         }
     }
     if (t.tty && !ret)
-        fputs("\n", stdout);
+        fputs("\n", out);
     sigaction(SIGINT, &old, NULL);
     tw_buf_free(&line);
     tw_buf_free(&t.messages);

@@ -61,7 +61,8 @@ int tw_sample_out_close(const struct tw_sample_opts *o, struct tw_sample_out *ou
 
 int tw_sample_records(struct tw_session *s, char *const *paths, int npaths, struct tw_err *err);
 int tw_sample_score(struct tw_session *s, char *const *paths, int npaths, struct tw_err *err);
-int tw_sample_chat(struct tw_session *s, struct tw_err *err);
+/* Talks with who sits at stdin; OUT is the terminal. */
+int tw_sample_chat(struct tw_session *s, FILE *out, struct tw_err *err);
 
 /* Log-probabilities of TOKEN[1..n) under ADAPTER at TEMP, LOGP[0] untouched. */
 int tw_score_tokens(struct tw_model *m, struct tw_adapter *a, const int32_t *token, int64_t n,

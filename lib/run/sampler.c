@@ -2,6 +2,7 @@
  * prompt is being run or whose samples are not all forked yet, and running samples. */
 #include "run/sampler.h"
 #include "base/rng.h"
+#include "run/completion.h"
 #include "run/prefix.h"
 #include <math.h>
 #include <stdio.h>
@@ -47,29 +48,6 @@ struct tw_sampler {
     struct tw_draw draw;
     struct tw_prefix *prefix;
 };
-
-const char *tw_stop_name(enum tw_stop s)
-{
-    static const char *const name[] = { "none", "stop", "length", "abort", "error" };
-
-    return name[s];
-}
-
-void tw_gen_free_out(struct tw_gen *g)
-{
-    for (int64_t i = 0; g->out && i < g->n; i++) {
-        struct tw_completion *c = &g->out[i];
-
-        free(c->token);
-        free(c->logp);
-        free(c->sampled_logp);
-        free(c->top_id);
-        free(c->top_logp);
-        tw_buf_free(&c->text);
-    }
-    free(g->out);
-    g->out = NULL;
-}
 
 struct tw_sampler *tw_sampler_open(struct tw_model *m, const struct tw_tok *tok, const int32_t *end,
         int64_t nend, const struct tw_sampler_opts *o, struct tw_err *err)
@@ -187,45 +165,6 @@ static int admit(struct tw_sampler *s, struct tw_err *err)
     return 0;
 }
 
-/* The longest end of text that is a proper beginning of some stop text: it must not be shown yet. */
-static size_t held_back(const struct tw_gen *g, struct tw_str text)
-{
-    size_t hold = 0;
-
-    for (int64_t k = 0; k < g->nstop; k++) {
-        size_t len = strlen(g->stop[k]);
-
-        for (size_t n = len - 1 < text.n ? len - 1 : text.n; n > hold; n--)
-            if (!memcmp(text.p + text.n - n, g->stop[k], n)) {
-                hold = n;
-                break;
-            }
-    }
-    return hold;
-}
-
-/* Looks for a stop text that ends in what was added behind FROM; cuts the text before the earliest. */
-static bool stop_text(struct tw_gen *g, struct tw_completion *c, size_t from)
-{
-    size_t best = SIZE_MAX;
-
-    for (int64_t k = 0; k < g->nstop; k++) {
-        size_t len = strlen(g->stop[k]), start = from >= len ? from - len + 1 : 0;
-        const char *at = c->text.n > start
-                ? memmem(c->text.p + start, c->text.n - start, g->stop[k], len) : NULL;
-
-        if (at && (size_t)(at - c->text.p) < best) {
-            best = at - c->text.p;
-            c->stop_text = g->stop[k];
-        }
-    }
-    if (best == SIZE_MAX)
-        return false;
-    c->text.n = best;
-    c->text.p[best] = 0;
-    return true;
-}
-
 static bool is_in(const int32_t *list, int64_t n, int32_t id)
 {
     for (int64_t i = 0; i < n; i++)
@@ -271,23 +210,6 @@ static void run_end(struct tw_sampler *s, int64_t i, enum tw_stop why)
         g->done(g);
 }
 
-static void completion_add(struct tw_completion *c, int32_t id, float logp)
-{
-    if (c->n == c->cap) {
-        c->cap = c->cap ? 2 * c->cap : 32;
-        c->token = tw_xreallocarray(c->token, c->cap, sizeof(*c->token));
-        c->logp = tw_xreallocarray(c->logp, c->cap, sizeof(*c->logp));
-        if (c->sampled_logp)
-            c->sampled_logp = tw_xreallocarray(c->sampled_logp, c->cap, sizeof(float));
-        if (c->top_n) {
-            c->top_id = tw_xreallocarray(c->top_id, c->cap * c->top_n, sizeof(*c->top_id));
-            c->top_logp = tw_xreallocarray(c->top_logp, c->cap * c->top_n, sizeof(float));
-        }
-    }
-    c->token[c->n] = id;
-    c->logp[c->n++] = logp;
-}
-
 /* Draws the next token of run I from its logits; the sample may end. Returns 1 when it did. */
 static int run_draw(struct tw_sampler *s, int64_t i, const float *z, struct tw_err *err)
 {
@@ -303,7 +225,7 @@ static int run_draw(struct tw_sampler *s, int64_t i, const float *z, struct tw_e
         return -1;
     if (d.processed && !c->sampled_logp)
         c->sampled_logp = tw_xreallocarray(NULL, c->cap ? c->cap : 32, sizeof(float));
-    completion_add(c, d.id, s->ops->pick(s->dev, z, s->V, temp, d.id));
+    tw_completion_add(c, d.id, s->ops->pick(s->dev, z, s->V, temp, d.id));
     if (c->sampled_logp)
         c->sampled_logp[c->n - 1] = d.sampled_logp;
     if (c->top_n) {
@@ -327,11 +249,11 @@ static int run_draw(struct tw_sampler *s, int64_t i, const float *z, struct tw_e
         tw_buf_clear(&r->piece);
         tw_tok_stream_put(&r->stream, d.id, &r->piece);
         tw_buf_add(&c->text, r->piece.p, r->piece.n);
-        if (c->text.n > from && stop_text(g, c, from)) {
+        if (c->text.n > from && tw_completion_stop(g, c, from)) {
             run_end(s, i, TW_STOP_STOP);
             return 1;
         }
-        show(r, c->text.n - held_back(g, tw_buf_str(&c->text)));
+        show(r, c->text.n - tw_completion_held(g, tw_buf_str(&c->text)));
     }
     if (c->n >= g->max_tokens || g->nprompt + c->n >= s->window) {
         run_end(s, i, TW_STOP_LENGTH);
