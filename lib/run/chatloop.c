@@ -134,7 +134,8 @@ int tw_sample_chat(struct tw_session *s, FILE *out, struct tw_err *err)
 
     sigaction(SIGINT, &sa, &old);
     if (t.tty)
-        fprintf(out, "%s. Ctrl-C stops an answer, /reset forgets the conversation, Ctrl-D ends.\n", s->o->model);
+        fprintf(out, "%s. Ctrl-C stops an answer, /reset forgets the conversation, Ctrl-D ends.\n",
+                s->o->model);
     while (!ret && read_line(&t, &line)) {
         struct tw_str text = tw_buf_str(&line);
         size_t bad = tw_utf8_check(text.p, text.n);
