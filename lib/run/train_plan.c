@@ -92,9 +92,19 @@ static struct size size_of(const struct tw_trainer *t)
 static int plan(const struct tw_trainer *t, const struct size *z, int64_t tokens, bool recompute,
         struct tw_plan *p, struct tw_err *err)
 {
-    return tw_model_plan(t->count_model, t->count_adapter, tokens, (tokens + z->longest - 1) /
-            z->longest, z->longest < tokens ? z->longest : tokens, TW_BACKWARD |
-            (recompute ? TW_RECOMPUTE : 0), p, err);
+    const struct tw_optim_opts *o = &t->optim_opts;
+    int64_t longest = z->longest < tokens ? z->longest : tokens;
+
+    if (tw_model_plan(t->count_model, t->count_adapter, tokens, (tokens + longest - 1) / longest,
+                longest, TW_BACKWARD | (recompute ? TW_RECOMPUTE : 0), p, err))
+        return -1;
+    if (o->kind == TW_SGD) {        /* it has one moment, or none, where adamw has two */
+        size_t less = o->momentum > 0 ? p->optimizer / 2 : p->optimizer;
+
+        p->optimizer -= less;
+        p->total -= less;
+    }
+    return 0;
 }
 
 static void print_bytes(FILE *out, const char *what, size_t n)

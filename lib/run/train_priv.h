@@ -52,6 +52,7 @@ struct tw_trainer {
     int64_t step;                       /* done so far */
     int64_t skips;                      /* in a row */
     int64_t trained;                    /* samples of this process */
+    int64_t tokens;                     /* of all steps */
     double best;                        /* evaluation loss */
     int64_t best_step;                  /* -1: none yet */
     int64_t bad_evals;                  /* since the best */

@@ -116,12 +116,15 @@ int tw_run_newest(struct tw_trainer *t, char **dir, struct tw_err *err)
     return 0;
 }
 
+/* Every option under its own name. */
 static void put_options(struct tw_jw *w, void *arg)
 {
-    const struct tw_trainer *t = arg;
+    const struct tw_json *options = arg;
 
-    tw_jw_key(w, "options");
-    tw_jw_raw(w, t->options);
+    for (int64_t i = 0; i < options->n; i++) {
+        tw_jw_key_n(w, options->item[i].key);
+        tw_jw_value(w, &options->item[i]);
+    }
 }
 
 static int cut_metrics(struct tw_trainer *t, const char *path, struct tw_err *err)
@@ -143,19 +146,22 @@ int tw_run_start(struct tw_trainer *t, struct tw_err *err)
 {
     char *config = tw_path_join(t->o->out, "config.json");
     char *metrics = tw_path_join(t->o->out, "metrics.jsonl");
+    struct tw_arena a = { 0 };
+    struct tw_json *options = tw_json_parse(&a, t->options, err);
     struct tw_buf b = { 0 };
     int ret = -1;
 
     tw_buf_adds(&b, t->options);
     tw_buf_putc(&b, '\n');
-    if (tw_write_file(config, b.p, b.n, err) || (t->resuming && cut_metrics(t, metrics, err)))
+    if (!options || tw_write_file(config, b.p, b.n, err) || (t->resuming && cut_metrics(t, metrics, err)))
         goto out;
     if (!(t->metrics = tw_metrics_open(metrics, t->resuming, err)))
         goto out;
     if (t->o->metrics && !(t->copy = tw_metrics_open(t->o->metrics, t->resuming, err)))
         goto out;
-    ret = t->resuming ? 0 : tw_run_event(t, "config", put_options, t, err);
+    ret = t->resuming ? 0 : tw_run_event(t, "start", put_options, options, err);
 out:
+    tw_arena_free(&a);
     tw_buf_free(&b);
     free(config);
     free(metrics);

@@ -16,7 +16,7 @@ struct batch {
 
 /* What a line of metrics says of a step. */
 struct step_line {
-    double loss, lr, norm, seconds;
+    double loss, lr, norm, rate;
     int64_t tokens;
 };
 
@@ -136,7 +136,7 @@ static void put_step(struct tw_jw *w, void *arg)
     tw_jw_key(w, "tokens");
     tw_jw_int(w, l->tokens);
     tw_jw_key(w, "tokens_per_s");
-    tw_jw_num(w, l->seconds > 0 ? (double)l->tokens / l->seconds : 0);
+    tw_jw_num(w, l->rate);
     tw_jw_key(w, "mfu");            /* a CPU has no peak to compare with that is known */
     tw_jw_null(w);
     tw_jw_key(w, "memory");
@@ -204,8 +204,8 @@ int tw_train_step(struct tw_trainer *t, bool *end, struct tw_err *err)
     t->trained += b.samples;
     t->tally.tokens += b.tokens;
     line.norm = r.norm;
-    line.tokens = b.tokens;
-    line.seconds = tw_now() - t0;
+    line.tokens = t->tokens += b.tokens;
+    line.rate = (double)b.tokens / fmax(tw_now() - t0, 1e-9);
     if (tw_run_event(t, r.skipped ? "skip" : "step", put_step, &line, err))
         return -1;
     if (r.skipped)
