@@ -42,7 +42,7 @@ values()
 same_run()
 {
     for f_ in "$1"/latest/*.safetensors "$1"/latest/trainer/*.safetensors; do
-        cmp "$f_" "$2${f_#"$1"}" || return 1
+        [ ! -e "$f_" ] || cmp "$f_" "$2${f_#"$1"}" || return 1
     done
     test_equal "$(readlink "$1/latest")" "$(readlink "$2/latest")"
     for r_ in "$1" "$2"; do

@@ -45,7 +45,6 @@ const char *tw_optim_bad_weight(struct tw_optim *o, struct tw_err *err);
  * those of the parameters. */
 int tw_optim_save(struct tw_optim *o, const char *path, struct tw_err *err);
 int tw_optim_load(struct tw_optim *o, const char *path, int64_t updates, struct tw_err *err);
-size_t tw_optim_file_size(const struct tw_optim *o);
 /* The same for the F32 weights themselves, where the model's own file is less exact. */
 int tw_optim_save_weights(struct tw_optim *o, const char *path, struct tw_err *err);
 int tw_optim_load_weights(struct tw_optim *o, const char *path, struct tw_err *err);

@@ -201,10 +201,3 @@ int tw_optim_load_weights(struct tw_optim *o, const char *path, struct tw_err *e
     tw_params_updated(o->dev, o->params);
     return tw_ops(o->dev)->sync(o->dev, err);
 }
-
-size_t tw_optim_file_size(const struct tw_optim *o)
-{
-    struct part part[2];
-
-    return (size_t)parts_of(o, false, part) * (size_t)o->params->elems * sizeof(float);
-}

@@ -89,21 +89,27 @@ static struct size size_of(const struct tw_trainer *t)
     return z;
 }
 
+size_t tw_train_moments(const struct tw_trainer *t)
+{
+    const struct tw_optim_opts *o = &t->optim_opts;
+    size_t n = 0, each = o->kind == TW_ADAMW ? 2 : o->momentum > 0 ? 1 : 0;
+
+    for (int64_t i = 0; i < t->params->n; i++)
+        n += (size_t)t->params->p[i].n * sizeof(float);
+    return n * each;
+}
+
 static int plan(const struct tw_trainer *t, const struct size *z, int64_t tokens, bool recompute,
         struct tw_plan *p, struct tw_err *err)
 {
-    const struct tw_optim_opts *o = &t->optim_opts;
     int64_t longest = z->longest < tokens ? z->longest : tokens;
+    size_t moments = tw_train_moments(t);
 
     if (tw_model_plan(t->count_model, t->count_adapter, tokens, (tokens + longest - 1) / longest,
                 longest, TW_BACKWARD | (recompute ? TW_RECOMPUTE : 0), p, err))
         return -1;
-    if (o->kind == TW_SGD) {        /* it has one moment, or none, where adamw has two */
-        size_t less = o->momentum > 0 ? p->optimizer / 2 : p->optimizer;
-
-        p->optimizer -= less;
-        p->total -= less;
-    }
+    p->total = p->total - p->optimizer + moments;
+    p->optimizer = moments;
     return 0;
 }
 

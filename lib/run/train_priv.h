@@ -96,6 +96,7 @@ int64_t tw_train_order(const struct tw_trainer *t, int64_t epoch, int64_t i);
 /* train_plan.c: counts on the counting device; chooses recomputation; refuses what cannot fit.
  * OUT (may be NULL) gets the plan. */
 int tw_train_plan(struct tw_trainer *t, FILE *out, struct tw_err *err);
+size_t tw_train_moments(const struct tw_trainer *t);    /* bytes of the optimiser's */
 
 /* train_merge.c. */
 int tw_train_merge(const struct tw_train_opts *o, struct tw_err *err);
