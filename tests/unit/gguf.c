@@ -2,6 +2,7 @@
  * that are damaged or hold what a folder could not. */
 #include "base/io.h"
 #include "data/gguf.h"
+#include "data/tok.h"
 #include "test.h"
 #include <dirent.h>
 #include <stdlib.h>
@@ -147,6 +148,30 @@ static void sentencepiece_merges_follow_scores(void)
             holds("kblocks/tokenizer.json", "\"Strip\"") &&
             holds("kblocks/tokenizer.json", "\"unk_token\":\"<unk>\"") &&
             holds("kblocks/tokenizer.json", "\"byte_fallback\":true"));
+}
+
+/* Ids of the reference tokenizer on the same folders. */
+static void tokenizers_load(void)
+{
+    static const int32_t bpe[] = { 0, 264, 263, 82, 85, 79, 71, 2, 264, 3 };
+    static const int32_t spm[] = { 1, 13, 6, 9, 11, 14, 3 };
+    struct tw_err err = { 0 };
+    struct tw_ids ids = { 0 };
+    struct tw_tok *t = tw_tok_open(at("blocks"), &err);
+
+    CHECK_STR(err.msg, "");
+    CHECK(t && !tw_tok_encode(t, tw_str("hello world<|turn|>hello<tool>"), NULL, 0,
+            TW_TOK_SPECIAL | TW_TOK_CONTROL, &ids, NULL, &err));
+    CHECK(ids.n == 10 && !memcmp(ids.id, bpe, sizeof bpe));
+    tw_tok_close(t);
+    ids.n = 0;
+    t = tw_tok_open(at("kblocks"), &err);
+    CHECK_STR(err.msg, "");
+    CHECK(t && !tw_tok_encode(t, tw_str("abc cab\xc3\xa9\n"), NULL, 0, TW_TOK_SPECIAL, &ids, NULL,
+            &err));
+    CHECK(ids.n == 7 && !memcmp(ids.id, spm, sizeof spm));
+    tw_tok_close(t);
+    tw_ids_free(&ids);
 }
 
 static int entries(const char *path)
@@ -360,6 +385,7 @@ int main(void)
     RUN(config_says_what_the_keys_said);
     RUN(byte_level_tokenizer_is_whole);
     RUN(sentencepiece_merges_follow_scores);
+    RUN(tokenizers_load);
     RUN(what_a_folder_cannot_hold_is_refused);
     RUN(lying_containers_are_refused);
     RUN(lying_tensors_are_refused);
