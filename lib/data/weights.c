@@ -59,9 +59,9 @@ static int read_shape(struct tw_wtensor *t, const struct tw_json *v, const char 
     return 0;
 }
 
-/* One entry of the header; its data must lie in the BUF_N bytes at BUF. */
+/* One entry of the header, whose data lies behind BUF: check_size() saw to that. */
 static int read_entry(struct tw_wtensor *t, const struct tw_json *v, const unsigned char *buf,
-        size_t buf_n, const char *path, struct tw_err *err)
+        const char *path, struct tw_err *err)
 {
     const struct tw_json *off = tw_json_get(v, "data_offsets");
     int64_t bytes, begin, end;
@@ -81,10 +81,6 @@ static int read_entry(struct tw_wtensor *t, const struct tw_json *v, const unsig
             (int64_t)tw_dtype_size(t->dtype), &bytes) || bytes != end - begin)
         return tw_fail_code(err, TW_ECORRUPT, path, 0,
                 "tensor %.*s: its data_offsets do not fit its shape", (int)t->name.n, t->name.p);
-    if ((uint64_t)end > buf_n)
-        return tw_fail_code(err, TW_ECORRUPT, path, 0,
-                "truncated: tensor %.*s ends at byte %lld of the data, the file holds %zu",
-                (int)t->name.n, t->name.p, (long long)end, buf_n);
     t->data = buf + begin;
     return 0;
 }
@@ -107,6 +103,26 @@ static int check_cover(struct tw_wtensor *t, int64_t n, const struct tw_map *m,
         return tw_fail_code(err, TW_ECORRUPT, path, 0,
                 "the header describes %zu bytes, the file has %zu", (size_t)(at - m->p), m->n);
     return 0;
+}
+
+/* No tensor may end behind the end of the file, DATA bytes of which come before the data. */
+static int check_size(const struct tw_json *h, const struct tw_map *m, size_t data,
+        const char *path, struct tw_err *err)
+{
+    uint64_t need = 0;
+
+    for (int64_t i = 0; i < h->n; i++) {
+        const struct tw_json *off = tw_json_get(&h->item[i], "data_offsets");
+
+        if (off && off->type == TW_JARR && off->n == 2 && off->item[1].is_int &&
+                off->item[1].i > 0 && (uint64_t)off->item[1].i > need)
+            need = (uint64_t)off->item[1].i;
+    }
+    if (need <= m->n - data)
+        return 0;
+    return tw_fail_code(err, TW_ECORRUPT, path, 0,
+            "truncated: the header describes %llu bytes, the file has %zu",
+            (unsigned long long)(need + data), m->n);
 }
 
 static int check_metadata(const struct tw_json *v, const char *path, struct tw_err *err)
@@ -147,6 +163,8 @@ static int read_header(struct tw_weights *w, const struct tw_map *m, const char 
         tw_err_place(err, path, 0);
         return -1;
     }
+    if (check_size(h, m, 8 + (size_t)len, path, err))
+        return -1;
     w->t = tw_xreallocarray(w->t, (size_t)(w->n + h->n + 1), sizeof *w->t);
     for (int64_t i = 0; i < h->n; i++) {
         struct tw_wtensor *t = &w->t[w->n];
@@ -157,7 +175,7 @@ static int read_header(struct tw_weights *w, const struct tw_map *m, const char 
             continue;
         }
         *t = (struct tw_wtensor){ .name = h->item[i].key, .file = w->nmap - 1 };
-        if (read_entry(t, &h->item[i], m->p + 8 + len, m->n - 8 - (size_t)len, path, err))
+        if (read_entry(t, &h->item[i], m->p + 8 + len, path, err))
             return -1;
         w->n++;
     }
