@@ -27,6 +27,7 @@ static const struct {
     { "\\p{N}{1,3}", { .kind = TOK_FIND_DIGITS, .digits = 3 } },
     { "\\p{N}", { .kind = TOK_FIND_DIGITS, .digits = 1 } },
     { "\\p{N}+", { .kind = TOK_FIND_DIGITS } },
+    { "\\s+$", { .kind = TOK_FIND_LINE_END } },
 };
 
 /* Escapes that mean the same to both engines; \s, \S and \w get a spelling of their own, because
@@ -190,6 +191,31 @@ static bool find_digits(const struct tok_uni *u, int most, const unsigned char *
     return true;
 }
 
+/* \s+$ : a backtracking engine is quadratic on a long run that does not end a line. */
+static bool find_line_end(const struct tok_uni *u, const unsigned char *p, size_t n, size_t from,
+        size_t *mb, size_t *me)
+{
+    size_t k, i = from;
+
+    while (i < n) {
+        size_t b = i, end = 0;
+
+        for (; i < n && (tok_cls(u, tok_char(p + i, &k)) & TOK_S); i += k)
+            if (p[i] == '\n' && i > b)
+                end = i;
+        if (i == n && i > b)
+            end = n;
+        if (end) {
+            *mb = b;
+            *me = end;
+            return true;
+        }
+        if (i < n)
+            i += k;
+    }
+    return false;
+}
+
 static bool is_cjk(const unsigned char *p, size_t *k)
 {
     uint32_t c = tok_char(p, k);
@@ -232,6 +258,8 @@ int tok_find_next(struct tok_enc *e, const struct tok_find *f, const char *p, si
         return hit != NULL;
     case TOK_FIND_DIGITS:
         return find_digits(u, f->digits, q, n, from, mb, me);
+    case TOK_FIND_LINE_END:
+        return find_line_end(u, q, n, from, mb, me);
     case TOK_FIND_CJK:
         return find_cjk(q, n, from, mb, me);
     case TOK_FIND_DSV3:

@@ -144,7 +144,7 @@ void tok_trie_add(struct tok_trie *t, struct tw_str s, int32_t token);
 /* ---- matching (tok_find.c: which way; tok_split.c: by hand) ---- */
 
 enum tok_find_kind { TOK_FIND_RE, TOK_FIND_LIT, TOK_FIND_GPT2, TOK_FIND_CL, TOK_FIND_DIGITS,
-    TOK_FIND_CJK, TOK_FIND_DSV3 };
+    TOK_FIND_LINE_END, TOK_FIND_CJK, TOK_FIND_DSV3 };
 struct tok_find {
     enum tok_find_kind kind;
     bool covers;                        /* matches leave no gap, whatever the text */
