@@ -33,8 +33,8 @@ void help_open(void)
     try_dev("avx2", 1);
     try_dev("avx2", 3);
     try_dev("c", 2);
-    try_dev("auto", 1);
-    try_dev("auto", 2);
+    try_dev("amx", 1);
+    try_dev("amx", 3);
 }
 
 void help_close(void)

@@ -11,6 +11,7 @@ struct tw_kern {
     const char *name;
     int mr, pr;                 /* rows and panels of the f32 product's block */
     int mr16, pr16;             /* of the bf16 product's */
+    int64_t kc16;               /* pairs of a block of its sum */
 
     /* c[r * ldc + p * 16 ..] += the sum over s of A(r, s) * b[p * bp + s * 16 ..], r in [0, R), p in
      * [0, P). mm: A(r, s) = a[s * as + r]. mms: a[r * ar + s]. mm16: A as pack16 made it, S counts
@@ -64,8 +65,12 @@ struct tw_kern {
 };
 extern const struct tw_kern tw_kern_c;
 #if defined(__x86_64__)
-extern const struct tw_kern tw_kern_avx2, tw_kern_avx512, tw_kern_avx512bf16, tw_kern_amx;
-bool tw_amx_enable(void);       /* asks the kernel for the tile registers */
+extern const struct tw_kern tw_kern_avx2, tw_kern_avx512, tw_kern_avx512bf16;
+/* AMX replaces mm16 and pack16 of tw_kern_avx512bf16, in blocks of 32 rows and 2 panels. */
+bool tw_amx_enable(void);       /* asks the kernel for the tile registers; false: there are none */
+void tw_amx_pack16(uint32_t *dst, const float *src, int64_t ld, int R, int64_t s, int64_t k);
+void tw_amx_mm16(float *c, int64_t ldc, const uint32_t *a, const uint32_t *b, int64_t bp,
+        int64_t s, int R, int P);
 #endif
 
 /* Scratch buffers of the device by use; an op uses each for one thing at a time. */
@@ -75,6 +80,7 @@ enum tw_slot { TW_SLOT_WT, TW_SLOT_X, TW_SLOT_Y, TW_SLOT_KV, TW_SLOT_LIST, TW_SL
 struct tw_cpu {
     struct tw_dev_head head;
     const struct tw_kern *k;
+    struct tw_kern amx;         /* what k points to where there are tiles */
     struct tw_pool *pool;
     int threads;
     struct tw_err err;          /* the first failure, sticky */
@@ -128,10 +134,14 @@ float tw_cpu_lse(float max, float sum);
 /* wt = rows [n0, n0 + n) of W transposed: panels of W's columns over them, in W's dtype. */
 void tw_cpu_transpose(struct tw_cpu *d, void *wt, const struct tw_mat *w, int64_t n0, int64_t n);
 
-#define TW_MC 128               /* rows of a tile */
-#define TW_NC 64                /* panels of a tile */
-#define TW_KC 384               /* length of a block of the sum */
-#define TW_OWN_WORDS (TW_MC * TW_NC * 16 + TW_MC * TW_KC + 3 * 16 * TW_KC)
+/* A tile: rows times panels; rows when B lies in panels and when it is packed for each tile; the
+ * length of a block of the sum. */
+#define TW_TILE (128 * 64)
+#define TW_MC 128
+#define TW_MC_RAW 256
+#define TW_KC 384
+#define TW_TILE_WORDS ((TW_TILE + TW_MC_RAW) * 16)
+#define TW_OWN_WORDS (TW_TILE_WORDS + TW_MC_RAW * TW_KC + 3 * 16 * TW_KC)
 
 /* The ops, by file. */
 void tw_cpu_close(struct tw_dev *d);

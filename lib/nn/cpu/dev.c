@@ -89,7 +89,7 @@ static const struct tw_ops cpu_ops = {
 };
 
 /* The best table this processor runs, among those of the name asked for. */
-static const struct tw_kern *choose(const char *isa)
+static const struct tw_kern *choose(struct tw_cpu *d, const char *isa)
 {
     bool any = !strcmp(isa, "auto");
 
@@ -97,9 +97,20 @@ static const struct tw_kern *choose(const char *isa)
     bool v2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     bool v4 = v2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    bool low = v4 && __builtin_cpu_supports("avx512bf16");
 
+    if (low && (any || !strcmp(isa, "amx")) && tw_amx_enable()) {
+        d->amx = tw_kern_avx512bf16;
+        d->amx.name = "amx";
+        d->amx.mm16 = tw_amx_mm16;
+        d->amx.pack16 = tw_amx_pack16;
+        d->amx.mr16 = 32;
+        d->amx.pr16 = 2;
+        d->amx.kc16 = 320;
+        return &d->amx;
+    }
     if (v4 && (any || !strcmp(isa, "avx512")))
-        return __builtin_cpu_supports("avx512bf16") ? &tw_kern_avx512bf16 : &tw_kern_avx512;
+        return low ? &tw_kern_avx512bf16 : &tw_kern_avx512;
     if (v2 && (any || !strcmp(isa, "avx2")))
         return &tw_kern_avx2;
 #endif
@@ -108,16 +119,15 @@ static const struct tw_kern *choose(const char *isa)
 
 struct tw_dev *tw_cpu_open(int threads, const char *isa, struct tw_err *err)
 {
-    const struct tw_kern *k = choose(isa);
-    struct tw_cpu *d;
+    struct tw_cpu *d = tw_xcalloc(1, sizeof *d);
 
-    if (!k) {
+    d->head.ops = &cpu_ops;
+    d->k = choose(d, isa);
+    if (!d->k) {
         tw_fail(err, NULL, 0, "instruction set %s: not one that this processor has", isa);
+        free(d);
         return NULL;
     }
-    d = tw_xcalloc(1, sizeof *d);
-    d->head.ops = &cpu_ops;
-    d->k = k;
     d->pool = tw_pool_open(threads);
     d->threads = tw_pool_threads(d->pool);
     d->own = mem_new((size_t)d->threads * TW_OWN_WORDS * 4);

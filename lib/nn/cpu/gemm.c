@@ -22,25 +22,35 @@ struct tile {
     int64_t r0, r1, p0, p1, ld;
 };
 
-/* A tile starts from zero or from what C holds (STORE false), or is finished into C. */
+/* Between the tile and C in panels, panel by panel as C lies. */
+static void tile_panels(const struct job *j, const struct tile *t, bool store)
+{
+    for (int64_t p = t->p0; p < t->p1; p++) {
+        float *c = j->g->c + (p * j->g->m + t->r0) * 16, *x = t->c + (p - t->p0) * 16;
+
+        for (int64_t r = t->r0; r < t->r1; r++, c += 16, x += t->ld) {
+            if (store)
+                memcpy(c, x, 64);
+            else
+                memcpy(x, c, 64);
+        }
+    }
+}
+
+/* A tile goes on from what C holds (STORE false), or is finished into C. */
 static void tile_move(const struct job *j, const struct tile *t, bool store)
 {
     const struct tw_gemm *g = j->g;
+    int64_t n0 = t->p0 * 16, n = tw_min(g->n, t->p1 * 16) - n0;
 
+    if (g->c_panel) {
+        tile_panels(j, t, store);
+        return;
+    }
     for (int64_t r = t->r0; r < t->r1; r++) {
         float *x = t->c + (r - t->r0) * t->ld;
-        int64_t n0 = t->p0 * 16, n = tw_min(g->n, t->p1 * 16) - n0;
 
-        if (g->c_panel) {
-            for (int64_t p = t->p0; p < t->p1; p++) {
-                float *c = g->c + (p * g->m + r) * 16;
-
-                if (store)
-                    memcpy(c, x + (p - t->p0) * 16, 64);
-                else
-                    memcpy(x + (p - t->p0) * 16, c, 64);
-            }
-        } else if (store) {
+        if (store) {
             j->d->k->epi(g->c + r * g->ldc + n0, x, n, g->scale, g->bias ? g->bias + n0 : NULL,
                     g->res ? g->res + r * g->ldres + n0 : NULL);
         } else {
@@ -123,10 +133,10 @@ static void tile_job(void *arg, int64_t i, int thread)
 
     t.r1 = tw_min(g->m, t.r0 + j->mc);
     t.p1 = tw_min((g->n + 15) / 16, t.p0 + j->nc);
-    t.ld = (t.p1 - t.p0) * 16;
+    t.ld = (t.p1 - t.p0) * 16 + 16;     /* no power of two: rows on different sets of the cache */
     t.c = (float *)j->d->own + (size_t)thread * TW_OWN_WORDS;
-    t.a = t.c + TW_MC * TW_NC * 16;
-    t.b = t.a + TW_MC * TW_KC;
+    t.a = t.c + TW_TILE_WORDS;
+    t.b = t.a + TW_MC_RAW * TW_KC;
     if (g->cont)
         tile_move(j, &t, false);
     else
@@ -139,8 +149,9 @@ static void tile_job(void *arg, int64_t i, int thread)
 void tw_cpu_gemm(struct tw_cpu *d, const struct tw_gemm *g)
 {
     struct job j = { .d = d, .g = g, .bf = g->bkind == TW_B_PANEL16 };
-    int64_t np = (g->n + 15) / 16, rows = (g->m + TW_MC - 1) / TW_MC, cols, blocks;
     bool raw = g->bkind == TW_B_ROWS || g->bkind == TW_B_COLS;
+    int64_t np = (g->n + 15) / 16, most = raw ? TW_MC_RAW : TW_MC, rows = (g->m + most - 1) / most;
+    int64_t cols, blocks, nc, unit;
 
     if (g->m <= 0 || g->n <= 0)
         return;
@@ -148,17 +159,21 @@ void tw_cpu_gemm(struct tw_cpu *d, const struct tw_gemm *g)
     j.pr = j.bf ? d->k->pr16 : d->k->pr;
     j.s = j.bf ? tw_up(g->s, 32) / 2 : g->s;
     j.mc = tw_up((g->m + rows - 1) / rows, j.mr);
-    j.mc = tw_min(j.mc, TW_MC / j.mr * j.mr);
+    j.mc = tw_min(j.mc, most / j.mr * j.mr);
     rows = (g->m + j.mc - 1) / j.mc;
     /* Few rows: the whole sum at once, so that a panel is read as one stream. */
-    j.kc = raw ? TW_KC : TW_MC * TW_KC / tw_up(j.mc, j.mr) / 16 * 16;
+    j.kc = raw ? TW_KC : TW_MC * TW_KC / j.mc / 16 * 16;
+    if (j.bf && g->m > 32)
+        j.kc = tw_min(j.kc, d->k->kc16);
     blocks = tw_max(1, (j.s + j.kc - 1) / j.kc);
     j.kc = tw_max(16, tw_up((j.s + blocks - 1) / blocks, 16));
-    cols = (np + TW_NC - 1) / TW_NC;
+    unit = j.pr > 1 ? j.pr : 3; /* panels that are taken together */
+    nc = tw_min(64, TW_TILE / j.mc) / unit * unit;
+    cols = (np + nc - 1) / nc;
     if (d->threads > 1 && rows * cols < 4 * d->threads)
-        cols = tw_min((4 * d->threads + rows - 1) / rows, (np + 2) / 3);
+        cols = tw_min((4 * d->threads + rows - 1) / rows, (np + unit - 1) / unit);
     cols = tw_max(cols, 1);
-    j.nc = tw_min(tw_up((np + cols - 1) / cols, 3), TW_NC);
+    j.nc = tw_min(tw_up((np + cols - 1) / cols, unit), nc);
     j.nj = (np + j.nc - 1) / j.nc;
     tw_cpu_run(d, rows * j.nj, tile_job, &j);
 }

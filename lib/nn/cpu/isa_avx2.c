@@ -8,8 +8,6 @@
 #define TW_VEC_AVX2
 #define TW_KERN tw_kern_avx2
 #define TW_KERN_NAME "avx2"
-#define MR16 MR
-#define PR16 PR
 #include "nn/cpu/kern.h"
 #if defined(__clang__)
 #pragma clang attribute pop

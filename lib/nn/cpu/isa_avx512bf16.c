@@ -9,8 +9,6 @@
 #define TW_VEC_DPBF16
 #define TW_KERN tw_kern_avx512bf16
 #define TW_KERN_NAME "avx512"
-#define MR16 MR
-#define PR16 PR
 #include "nn/cpu/kern.h"
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -2,6 +2,4 @@
 #define TW_VEC_C
 #define TW_KERN tw_kern_c
 #define TW_KERN_NAME "c"
-#define MR16 MR
-#define PR16 PR
 #include "nn/cpu/kern.h"

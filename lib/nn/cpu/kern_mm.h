@@ -85,10 +85,8 @@ static void mms(float *c, int64_t ldc, const float *a, int64_t ar, const float *
     mm_switch(c, ldc, a, ar, 1, b, bp, s, R, P, false);
 }
 
-#if !defined(TW_KERN_AMX)
 static void mm16(float *c, int64_t ldc, const uint32_t *a, const uint32_t *b, int64_t bp, int64_t s,
         int R, int P)
 {
     mm_switch(c, ldc, (const float *)a, 1, R, (const float *)b, bp, s, R, P, true);
 }
-#endif

@@ -86,7 +86,6 @@ static void pack(float *dst, const float *src, int64_t lds, int R, int64_t s)
             dst[i * R + r] = src[r * lds + i];
 }
 
-#if !defined(TW_KERN_AMX)
 static void pack16(uint32_t *dst, const float *src, int64_t lds, int R, int64_t s, int64_t k)
 {
     int64_t i = 0;
@@ -117,7 +116,6 @@ static void pack16(uint32_t *dst, const float *src, int64_t lds, int R, int64_t 
             dst[i * R + r] = lo | hi << 16;
         }
 }
-#endif
 
 static void packc(float *dst, int W, const float *src, int64_t lds, int R, int64_t s)
 {

@@ -1,0 +1,125 @@
+/* amx.c - bf16 products on the tile unit (tdpbf16ps). A block is up to 32 rows and 2 panels: four
+ * tiles of sums (0..3), two of A (4, 5), two of B (6, 7); a step multiplies 16 pairs of k, for which
+ * a panel of B is one tile of 1 KiB as it lies. Four products of 16 cycles need four tile loads, so
+ * B's two panels stay in L1 and A comes from L2.
+ *
+ * Rounding: the unit keeps even and odd k of a tile apart and adds them at its end, so its bits are
+ * not those of vdpbf16ps; but a row's chain runs over tiles of k from the first and sees no other
+ * row, which is all that ops.h promises, and a process uses one of the two for every shape. */
+#include "nn/cpu/cpu_priv.h"
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define TILE_DATA 18            /* the state component of the tile registers */
+#define REQ_XCOMP_PERM 0x1023   /* arch_prctl's request for it */
+#define AMX __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16,amx-tile,amx-bf16")))
+
+bool tw_amx_enable(void)
+{
+    unsigned a, b, c, d, lo, hi;
+
+    if (!__get_cpuid_count(1, 0, &a, &b, &c, &d) || !(c >> 27 & 1))
+        return false;           /* no xgetbv */
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 22 & 1) || !(d >> 24 & 1))
+        return false;
+    __asm__ volatile("xgetbv" : "=a"(lo), "=d"(hi) : "c"(0));
+    return (lo >> 17 & 3) == 3 && !syscall(SYS_arch_prctl, REQ_XCOMP_PERM, TILE_DATA);
+}
+
+/* dst[(i / 16 * R + r) * 16 + i % 16] = pair i of row r: rows of tiles side by side, S a multiple
+ * of 16. */
+AMX void tw_amx_pack16(uint32_t *dst, const float *src, int64_t ld, int R, int64_t s, int64_t k)
+{
+    for (int64_t i = 0; i < s; i += 16)
+        for (int r = 0; r < R; r++) {
+            const float *x = src + r * ld + 2 * i;
+            int64_t n = k - 2 * i;
+            uint32_t left = n >= 32 ? ~0u : n <= 0 ? 0 : (1u << n) - 1;
+            __m512 a = _mm512_maskz_loadu_ps((__mmask16)left, x);
+            __m512 b = _mm512_maskz_loadu_ps((__mmask16)(left >> 16), x + 16);
+
+            _mm512_storeu_si512(dst + (i * R / 16 + r) * 16, (__m512i)_mm512_cvtne2ps_pbh(b, a));
+        }
+}
+
+struct config {
+    uint8_t palette, start, rest[14];
+    uint16_t bytes[16];         /* of a row, by tile */
+    uint8_t rows[16];
+};
+
+AMX static void load_config(int r0, int r1, int P)
+{
+    struct config c __attribute__((aligned(64))) = { .palette = 1 };
+
+    for (int t = 0; t < 8; t++) {
+        int row1 = t == 2 || t == 3 || t == 5, panel1 = t == 1 || t == 3 || t == 7;
+
+        c.rows[t] = (uint8_t)(t >= 6 ? 16 : row1 ? r1 : r0);
+        if (panel1 && P < 2)
+            c.rows[t] = 0;
+        c.bytes[t] = c.rows[t] ? 64 : 0;
+    }
+    /* The intrinsic names only the first bytes as its input: without this the compiler may drop the
+     * stores to the others. */
+    __asm__ volatile("" : : "r"(&c) : "memory");
+    _tile_loadconfig(&c);
+}
+
+/* One shape each, so that the loop has no branches. */
+#define BODY(two_rows, two_panels)                                                                 \
+    do {                                                                                           \
+        _tile_loadd(0, c, cs);                                                                     \
+        if (two_panels)                                                                            \
+            _tile_loadd(1, c + 16, cs);                                                            \
+        if (two_rows)                                                                              \
+            _tile_loadd(2, c1, cs);                                                                \
+        if (two_rows && two_panels)                                                                \
+            _tile_loadd(3, c1 + 16, cs);                                                           \
+        for (int64_t i = 0; i < s; i += 16, a += R * 16) {                                         \
+            _tile_loadd(4, a, 64);                                                                 \
+            _tile_loadd(6, b + i * 16, 64);                                                        \
+            _tile_dpbf16ps(0, 4, 6);                                                               \
+            if (two_panels) {                                                                      \
+                _tile_loadd(7, b + bp + i * 16, 64);                                               \
+                _tile_dpbf16ps(1, 4, 7);                                                           \
+            }                                                                                      \
+            if (two_rows) {                                                                        \
+                _tile_loadd(5, a + 256, 64);                                                       \
+                _tile_dpbf16ps(2, 5, 6);                                                           \
+            }                                                                                      \
+            if (two_rows && two_panels)                                                            \
+                _tile_dpbf16ps(3, 5, 7);                                                           \
+        }                                                                                          \
+        _tile_stored(0, c, cs);                                                                    \
+        if (two_panels)                                                                            \
+            _tile_stored(1, c + 16, cs);                                                           \
+        if (two_rows)                                                                              \
+            _tile_stored(2, c1, cs);                                                               \
+        if (two_rows && two_panels)                                                                \
+            _tile_stored(3, c1 + 16, cs);                                                          \
+    } while (0)
+
+AMX void tw_amx_mm16(float *c, int64_t ldc, const uint32_t *a, const uint32_t *b, int64_t bp,
+        int64_t s, int R, int P)
+{
+    int r0 = R < 16 ? R : 16, r1 = R - r0;
+    int64_t cs = ldc * 4;
+    float *c1 = c + 16 * ldc;
+
+    load_config(r0, r1, P);
+    __asm__ volatile("" : : : "memory");        /* tile loads name no memory as their input */
+    if (r1 && P > 1)
+        BODY(1, 1);
+    else if (r1)
+        BODY(1, 0);
+    else if (P > 1)
+        BODY(0, 1);
+    else
+        BODY(0, 0);
+    _tile_release();
+}
+#endif
