@@ -31,7 +31,7 @@ struct tw_data {
     bool streams;
     int at;                         /* a stream: the next path to open */
     struct reader reader;
-    bool open;
+    bool open;                      /* the reader */
     struct tw_arena arena;
 };
 
@@ -154,6 +154,11 @@ static int fill_spool(struct tw_data *d, struct reader *r, const char *path, str
     return tw_out_commit(&out, err);
 }
 
+static char *spool_path(const struct tw_data *d, int i)
+{
+    return d->o.spool ? tw_xasprintf("%s-%d.tws", d->o.spool, i) : NULL;
+}
+
 static int scan_pipe(struct tw_data *d, struct reader *r, int i, struct tw_err *err)
 {
     struct source *src;
@@ -169,7 +174,7 @@ static int scan_pipe(struct tw_data *d, struct reader *r, int i, struct tw_err *
         }
         return got;
     }
-    path = tw_xasprintf("%s-%d.tws", d->o.spool, i);
+    path = spool_path(d, i);
     src = add_source(d, path);
     if (!(got = fill_spool(d, r, path, err)) && !(src->map = tw_shard_map_open(path, err)))
         got = -1;
@@ -194,10 +199,10 @@ static int decide(struct tw_data *d, struct reader *r, struct tw_err *err)
     return 0;
 }
 
-static int open_path(struct tw_data *d, int i, struct tw_err *err)
+static int open_path(struct tw_data *d, const char *path, struct tw_err *err)
 {
     d->open = true;
-    if (tw_reader_open(&d->reader, path_of(d, i), err))
+    if (tw_reader_open(&d->reader, path, err))
         return -1;
     return d->reader.shard ? tw_shard_fits(tw_shard_tok_hash(d->reader.shard), d->reader.name,
             d->o.chat, err) : 0;
@@ -210,27 +215,47 @@ static void close_path(struct tw_data *d)
     d->open = false;
 }
 
+static int scan_path(struct tw_data *d, int i, struct tw_err *err)
+{
+    bool is_stdin = !strcmp(path_of(d, i), "-");
+    char *spool = spool_path(d, i), *old = is_stdin && spool && tw_is_file(spool) ? spool : NULL;
+    enum tw_rec_kind kind;
+    int got = old && isatty(0) ? 0 : 1, ret = -1;
+
+    if (got && open_path(d, path_of(d, i), err))
+        goto out;
+    /* stdin that has nothing to say stands for what came through it in an earlier run */
+    if (got && old && (got = tw_reader_peek(&d->reader, &kind, err)) < 0)
+        goto out;
+    if (!got) {
+        close_path(d);
+        if (open_path(d, old, err))
+            goto out;
+    }
+    if (!i && decide(d, &d->reader, err))
+        goto out;
+    if (d->streams) {
+        ret = 0;
+        goto out;
+    }
+    ret = d->reader.regular ? scan_file(d, &d->reader, err) : scan_pipe(d, &d->reader, i, err);
+    close_path(d);
+out:
+    free(spool);
+    return ret;
+}
+
 struct tw_data *tw_data_open(const struct tw_data_opts *o, struct tw_err *err)
 {
     struct tw_data *d = tw_xcalloc(1, sizeof *d);
 
     d->o = *o;
-    for (d->at = 0; d->at < npaths(d); d->at++) {
-        if (open_path(d, d->at, err))
-            goto fail;
-        if (!d->at && decide(d, &d->reader, err))
-            goto fail;
-        if (d->streams)
-            return d;
-        if (d->reader.regular ? scan_file(d, &d->reader, err) :
-                scan_pipe(d, &d->reader, d->at, err))
-            goto fail;
-        close_path(d);
-    }
+    for (d->at = 0; d->at < npaths(d) && !d->streams; d->at += !d->streams)
+        if (scan_path(d, d->at, err)) {
+            tw_data_close(d);
+            return NULL;
+        }
     return d;
-fail:
-    tw_data_close(d);
-    return NULL;
 }
 
 void tw_data_close(struct tw_data *d)
@@ -352,7 +377,7 @@ int tw_data_next(struct tw_data *d, struct tw_arena *a, struct tw_datum *out, st
         if (got)
             return got;
         close_path(d);
-        if (++d->at < npaths(d) && open_path(d, d->at, err))
+        if (++d->at < npaths(d) && open_path(d, path_of(d, d->at), err))
             return -1;
     }
     return 0;

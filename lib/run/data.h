@@ -15,6 +15,7 @@ struct tw_data_opts {
     bool again_if_sft;              /* the same unless the first record of a pipe is a rollout */
     const char *spool;              /* prefix of files that hold what came through a pipe; NULL: a
                                      * pipe is only counted, its samples cannot be read again */
+    bool pairs;                     /* preference records are of use */
     struct tw_tally *tally;         /* what is dropped is counted here */
 };
 

@@ -14,6 +14,9 @@ static int check(const struct tw_data_opts *o, struct tw_datum *d, const char **
 {
     const struct tw_tok *tok = tw_chat_tok(o->chat);
 
+    if (d->kind == TW_REC_PREFERENCE && !o->pairs)
+        return tw_fail(err, NULL, 0, "a preference record (chosen, rejected): --loss is not one "
+                "that takes pairs");
     d->tokens = d->supervised = 0;
     for (int64_t s = 0; s < d->nseq; s++) {
         struct tw_tokens *t = &d->seq[s];
@@ -148,6 +151,9 @@ int tw_reader_open(struct reader *r, const char *path, struct tw_err *err)
     if (fd < 0 || fstat(fd, &st))
         return tw_fail(err, r->name, 0, "cannot open: %s", strerror(errno));
     r->fd = is_stdin ? -1 : fd;
+    if (is_stdin && isatty(fd))
+        return tw_fail_code(err, TW_EMISUSE, NULL, 0, "no FILE is given and stdin is a terminal: "
+                "give files of records, or send them through a pipe");
     if (S_ISDIR(st.st_mode))
         return tw_fail(err, r->name, 0, "cannot read records: this is a folder");
     r->regular = S_ISREG(st.st_mode) && !is_stdin;

@@ -56,7 +56,7 @@ static struct tw_data *open_data(struct tw_trainer *t, char *const *paths, int n
     struct tw_data_opts d = { .path = paths, .npath = n, .chat = t->chat, .vocab = info->V,
         .max_len = info->max_positions > 0 ? info->max_positions : INT64_MAX, .spool = spool,
         .again = by_number || t->o->epochs > 1 || steps || (t->shuffle && !t->shuffle_auto),
-        .again_if_sft = t->shuffle, .tally = &t->tally };
+        .again_if_sft = t->shuffle, .pairs = t->loss.pairs, .tally = &t->tally };
     struct tw_data *data = tw_data_open(&d, err);
 
     if (data && !tw_data_streams(data) && !tw_data_count(data)) {
@@ -242,6 +242,8 @@ static int loop(struct tw_trainer *t, struct tw_err *err)
 static int train(struct tw_trainer *t, struct tw_err *err)
 {
     const struct tw_train_opts *o = t->o;
+    struct tw_chat_opts chat = { .thinking = TW_AUTO, .add_special = TW_AUTO,
+        .control = TW_AUTO };
     char *from = NULL;
     int ret = -1;
 
@@ -249,8 +251,7 @@ static int train(struct tw_trainer *t, struct tw_err *err)
             !(t->model_dir = tw_model_dir(o->model, err)) ||
             (o->adapter && !(t->adapter_dir = tw_adapter_dir(o->adapter, err))) ||
             open_counted(t, err) ||
-            !(t->chat = tw_chat_open(t->model_dir, NULL, &(struct tw_chat_opts){ .thinking = TW_AUTO,
-                    .add_special = TW_AUTO, .control = TW_AUTO }, err)))
+            !(t->chat = tw_chat_open(t->model_dir, NULL, &chat, err)))
         return -1;
     t->base = tw_train_base_name(o->model);
     if (!o->plan && tw_run_enter(t, err))

@@ -1,4 +1,5 @@
-/* train_opts.c - the trainer's options: from text to settings, and what a resumed run may not change */
+/* train_opts.c - the trainer's options: from text to settings, and what a resumed run may not
+ * change */
 #include "run/train_priv.h"
 #include "base/io.h"
 #include "base/json.h"
@@ -59,7 +60,7 @@ static int check_pairs(const struct tw_train_opts *o, struct tw_err *err)
         { o->early_stop && !o->eval, "--early-stop", "needs --eval FILE" },
         { o->eval_every && !o->eval, "--eval-every", "needs --eval FILE" },
         { o->adapter && o->lora, "--lora", "the settings come with --adapter: give one of them" },
-        { o->init && o->adapter, "--adapter", "an adapter does not fit the weights of --init random" },
+        { o->init && o->adapter, "--adapter", "does not fit the weights of --init random" },
         { o->config_json && !o->init, "--config-json", "needs --init random" },
         { o->nproc > 1, "--nproc", "this build trains on one device" },
         { !o->out && !o->plan, "-o", "RUN, the folder of the run, must be given" },

@@ -153,7 +153,8 @@ int tw_run_start(struct tw_trainer *t, struct tw_err *err)
 
     tw_buf_adds(&b, t->options);
     tw_buf_putc(&b, '\n');
-    if (!options || tw_write_file(config, b.p, b.n, err) || (t->resuming && cut_metrics(t, metrics, err)))
+    if (!options || tw_write_file(config, b.p, b.n, err) ||
+            (t->resuming && cut_metrics(t, metrics, err)))
         goto out;
     if (!(t->metrics = tw_metrics_open(metrics, t->resuming, err)))
         goto out;

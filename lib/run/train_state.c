@@ -1,5 +1,5 @@
-/* train_state.c - what a checkpoint knows about the training besides weights and moments. Nothing of
- * the order of the data or of random numbers is in it: both are functions of seed and step. */
+/* train_state.c - what a checkpoint knows about the training besides weights and moments. Nothing
+ * of the order of the data or of random numbers is in it: both are functions of seed and step. */
 #include "run/train_priv.h"
 #include "base/io.h"
 #include "base/json.h"

@@ -29,12 +29,8 @@ int64_t tw_train_order(const struct tw_trainer *t, int64_t epoch, int64_t i)
 }
 
 /* Adds the sequences of D that train something; the others cannot change any number. */
-static int add(struct tw_trainer *t, struct batch *b, const struct tw_datum *d, int64_t epoch,
-        struct tw_err *err)
+static void add(struct tw_trainer *t, struct batch *b, const struct tw_datum *d, int64_t epoch)
 {
-    if (d->kind == TW_REC_PREFERENCE && !t->loss.pairs)
-        return tw_fail(err, "--loss", 0, "%s does not take preference records (chosen, rejected)",
-                t->loss.name);
     for (int64_t i = 0; i < d->nseq; i++) {
         const struct tw_tokens *q = &d->seq[i];
         uint64_t name[3] = { (uint64_t)epoch, (uint64_t)d->id, (uint64_t)i };
@@ -63,7 +59,6 @@ static int add(struct tw_trainer *t, struct batch *b, const struct tw_datum *d, 
         b->sequences++;
     }
     b->samples++;
-    return 0;
 }
 
 /* The batch of step number STEP (from 0). An empty batch is the end of a stream. */
@@ -87,8 +82,7 @@ static int gather(struct tw_trainer *t, int64_t step, struct batch *b, struct tw
         }
         if (got <= 0)
             break;
-        if (add(t, b, &d, epoch, err))
-            return -1;
+        add(t, b, &d, epoch);
     }
     return got < 0 ? -1 : 0;
 }
@@ -228,8 +222,9 @@ int tw_train_eval(struct tw_trainer *t, struct tw_err *err)
         for (; at < n && b.tokens < t->o->micro_tokens; at++) {
             struct tw_datum d;
 
-            if (tw_data_get(t->eval, at, &t->arena, &d, err) || add(t, &b, &d, 0, err))
+            if (tw_data_get(t->eval, at, &t->arena, &d, err))
                 return -1;
+            add(t, &b, &d, 0);
         }
         set_scales(t, &b, TW_SCALE_SUM);
         if (tw_engine_score(&t->engine, b.s, b.n, err))
