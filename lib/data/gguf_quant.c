@@ -134,6 +134,40 @@ static void q5_k(float *out, const unsigned char *in, int64_t n)
         k_blocks(out, in, in + 16, in + 48);
 }
 
+/* scales[16], qs[64], d, dmin. A scale is a nibble with its minimum above; element l + 32 j of each
+ * half of 128 is at bit 2 j of byte l. */
+static void q2_k(float *out, const unsigned char *in, int64_t n)
+{
+    for (; n--; in += 84, out += 256) {
+        float d = half(in + 80), dmin = half(in + 82);
+
+        for (int i = 0; i < 256; i++) {
+            int q = in[16 + i / 128 * 32 + i % 32] >> 2 * (i / 32 % 4) & 3;
+
+            out[i] = d * (float)(in[i / 16] & 15) * (float)q - dmin * (float)(in[i / 16] >> 4);
+        }
+    }
+}
+
+/* hmask[32], qs[64], scales[12], d. Scale k has its low four bits in byte k % 8 and its high two in
+ * byte 8 + k % 4; a bit that is not set in hmask takes 4 from the element. */
+static void q3_k(float *out, const unsigned char *in, int64_t n)
+{
+    for (; n--; in += 110, out += 256) {
+        const unsigned char *s = in + 96;
+        float d = half(in + 108);
+
+        for (int i = 0; i < 256; i++) {
+            int k = i / 16, l = i % 32;
+            int scale = (s[k % 8] >> 4 * (k / 8) & 15) | (s[8 + k % 4] >> 2 * (k / 4) & 3) << 4;
+            int q = in[32 + i / 128 * 32 + l] >> 2 * (i / 32 % 4) & 3;
+
+            q -= in[l] >> i / 32 & 1 ? 0 : 4;
+            out[i] = d * (float)(scale - 32) * (float)q;
+        }
+    }
+}
+
 /* ql[128], qh[64], i8 scales[16], d. Two halves of 128; in each, element l + 32 k (k = 0 to 3) has
  * its low four bits in ql and its high two at bit 2 k of qh[l]. */
 static void q6_k(float *out, const unsigned char *in, int64_t n)
@@ -157,7 +191,8 @@ const struct ggml_type *tw_ggml_type(uint32_t type)
         [0] = { "F32", 1, 4, f32_blocks }, [1] = { "F16", 1, 2, f16_blocks },
         [2] = { "Q4_0", 32, 18, q4_0 }, [3] = { "Q4_1", 32, 20, q4_1 },
         [6] = { "Q5_0", 32, 22, q5_0 }, [7] = { "Q5_1", 32, 24, q5_1 },
-        [8] = { "Q8_0", 32, 34, q8_0 }, [12] = { "Q4_K", 256, 144, q4_k },
+        [8] = { "Q8_0", 32, 34, q8_0 }, [10] = { "Q2_K", 256, 84, q2_k },
+        [11] = { "Q3_K", 256, 110, q3_k }, [12] = { "Q4_K", 256, 144, q4_k },
         [13] = { "Q5_K", 256, 176, q5_k }, [14] = { "Q6_K", 256, 210, q6_k },
         [30] = { "BF16", 1, 2, bf16_blocks },
     };

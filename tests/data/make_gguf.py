@@ -19,14 +19,16 @@ rng = np.random.default_rng(7)
 def raw(kind, rows, cols):
     """Random blocks: every bit pattern, but for scales, which are finite halves."""
     block, size = {Q.Q4_0: (32, 18), Q.Q4_1: (32, 20), Q.Q5_0: (32, 22), Q.Q5_1: (32, 24),
-                   Q.Q8_0: (32, 34), Q.Q4_K: (256, 144), Q.Q5_K: (256, 176),
-                   Q.Q6_K: (256, 210)}[kind]
+                   Q.Q8_0: (32, 34), Q.Q2_K: (256, 84), Q.Q3_K: (256, 110),
+                   Q.Q4_K: (256, 144), Q.Q5_K: (256, 176), Q.Q6_K: (256, 210)}[kind]
     b = rng.integers(0, 256, (rows, cols // block, size), dtype=np.uint8)
     scale = rng.uniform(-0.1, 0.1, (rows, cols // block, 2)).astype(np.float16)
     scale[0, 0, 0] = 3e-6   # a subnormal half
     bytes_ = scale.view(np.uint8).reshape(rows, cols // block, 4)
-    if kind == Q.Q6_K:
-        b[..., 208:210] = bytes_[..., :2]
+    if kind in (Q.Q6_K, Q.Q3_K):
+        b[..., size - 2:] = bytes_[..., :2]
+    elif kind == Q.Q2_K:
+        b[..., size - 4:] = bytes_
     else:
         n = 4 if kind in (Q.Q4_1, Q.Q5_1, Q.Q4_K, Q.Q5_K) else 2
         b[..., :n] = bytes_[..., :n]
@@ -209,11 +211,12 @@ model("blocks", 32, 32, 4, 2, 8,
       len(bpe()[0]) + 3, setup_blocks, False, False)
 model("kblocks", 256, 8, 2, 1, 4,
       dict(embed=Q.Q4_K, attn_q=Q.Q4_K, attn_k=Q.Q5_K, attn_v=Q.Q6_K, attn_output=Q.F16,
-           ffn_gate=Q.Q6_K, ffn_up=Q.Q5_K, ffn_down=Q.BF16),
+           ffn_gate=Q.Q2_K, ffn_up=Q.Q3_K, ffn_down=Q.BF16),
       len(spm()[0]), setup_kblocks, True, True)
 os.makedirs(os.path.join(OUT, "..", "..", "fuzz", "corpus", "gguf"), exist_ok=True)
 tiny("bpe", tiny_bpe, 5, False)
 tiny("spm", tiny_spm, 5, True)
 tiny("blocks", tiny_bpe, 5, False, 32,
      dict(attn_q=Q.Q4_0, attn_k=Q.Q4_1, attn_v=Q.Q5_0, ffn_gate=Q.Q5_1, ffn_up=Q.Q8_0))
-tiny("kblocks", tiny_spm, 5, False, 256, dict(attn_q=Q.Q4_K, attn_k=Q.Q5_K, attn_v=Q.Q6_K))
+tiny("kblocks", tiny_spm, 5, False, 256, dict(attn_q=Q.Q4_K, attn_k=Q.Q5_K, attn_v=Q.Q6_K, ffn_gate=Q.Q2_K,
+                                                      ffn_up=Q.Q3_K))
