@@ -37,6 +37,11 @@ void tok_bpe_reserve(struct tok_bpe *m, uint32_t n)
     free(old);
 }
 
+void tok_bpe_warm(const struct tok_bpe *m, uint32_t left, uint32_t right)
+{
+    __builtin_prefetch(&m->pair[pair_slot(m, left, right)], 1);
+}
+
 /* A pair that stands twice takes the later rank, as the reference's map does. */
 void tok_bpe_add(struct tok_bpe *m, uint32_t left, uint32_t right, uint32_t rank, uint32_t id)
 {

@@ -35,6 +35,13 @@ static int next_key(struct tok_scan *s, int64_t n, struct tw_buf *key)
     return tok_scan_string(s, key) || tok_scan_need(s, ':') ? -1 : 1;
 }
 
+static int twice(struct tok_scan *s, struct tw_str text, int64_t id)
+{
+    return tw_fail(s->err, s->name, 0,
+            "model.vocab[\"%.*s\"]: the token or its id %lld stands twice", (int)text.n, text.p,
+            (long long)id);
+}
+
 static int load_vocab(struct tw_tok *t, struct tok_scan *s)
 {
     struct tok_vocab *v = &t->vocab;
@@ -51,68 +58,116 @@ static int load_vocab(struct tw_tok *t, struct tok_scan *s)
         if (id < 0 || id >= TOK_MAX_ID)
             return tw_fail(s->err, s->name, 0, "model.vocab[\"%.*s\"]: the id %lld is out of range",
                     (int)(v->text.n - at), v->text.p + at, (long long)id);
-        if (tok_vocab_add(v, v->text.n - at, id))
-            return tw_fail(s->err, s->name, 0,
-                    "model.vocab[\"%.*s\"]: the token or its id %lld stands twice",
-                    (int)(v->text.n - at), v->text.p + at, (long long)id);
+        if (tok_vocab_append(v, v->text.n - at, id))
+            return twice(s, (struct tw_str){ v->text.p + at, v->text.n - at }, id);
     }
-    return 0;
+    id = tok_vocab_index(v);
+    return id < 0 ? 0 : twice(s, tok_vocab_text(v, id), id);
 }
 
-/* Reads one merge, as "left right" or ["left", "right"], into B without the space; *left is the
- * length of its first part. */
-static int read_merge(struct tok_scan *s, int64_t i, struct tw_buf *b, size_t *left)
-{
-    char *space;
+struct merge {
+    size_t at, left, n;                 /* in the batch's text: left part first, n in all */
+    uint64_t hash[3];                   /* of left, right, both */
+    int32_t id[3];
+};
+#define BATCH 64
 
-    b->n = 0;
+/* Reads one merge, as "left right" or ["left", "right"], onto the end of B, without the space. */
+static int read_merge(struct tok_scan *s, int64_t i, struct tw_buf *b, struct merge *m)
+{
+    char *p, *space;
+
+    m->at = b->n;
     if (tok_scan_take(s, '[')) {
         if (tok_scan_string(s, b))
             return -1;
-        *left = b->n;
-        return tok_scan_need(s, ',') || tok_scan_string(s, b) || tok_scan_need(s, ']') ? -1 : 0;
+        m->left = b->n - m->at;
+        if (tok_scan_need(s, ',') || tok_scan_string(s, b) || tok_scan_need(s, ']'))
+            return -1;
+        m->n = b->n - m->at;
+        return 0;
     }
     if (tok_scan_string(s, b))
         return -1;
-    space = memchr(b->p, ' ', b->n);
-    if (!space || memchr(space + 1, ' ', (size_t)(b->p + b->n - space - 1)))
+    m->n = b->n - m->at;
+    p = m->n ? b->p + m->at : NULL;
+    space = p ? memchr(p, ' ', m->n) : NULL;
+    if (!space || memchr(space + 1, ' ', (size_t)(p + m->n - space - 1)))
         return tw_fail(s->err, s->name, 0,
                 "model.merges[%lld]: \"%.*s\" must have exactly one space (the form of two strings "
-                "allows any)", (long long)i, (int)b->n, b->p);
-    *left = (size_t)(space - b->p);
-    memmove(space, space + 1, (size_t)(b->p + b->n - space - 1));
+                "allows any)", (long long)i, (int)m->n, p ? p : "");
+    m->left = (size_t)(space - p);
+    memmove(space, space + 1, m->n - m->left - 1);
+    m->n--;
     b->n--;
     return 0;
 }
 
-static int load_merges(struct tw_tok *t, struct tok_scan *s)
+/* Looks the three texts of each merge up; *last is the result of the merge before. */
+static int find_merges(struct tw_tok *t, struct tok_scan *s, struct merge *m, int n,
+        const char *text, int64_t first, int32_t *last)
 {
     const struct tok_vocab *v = &t->vocab;
+
+    for (int i = 0; i < n; i++) {
+        const char *p = text + m[i].at;
+
+        m[i].hash[0] = tok_hash(p, m[i].left);
+        m[i].hash[1] = tok_hash(p + m[i].left, m[i].n - m[i].left);
+        m[i].hash[2] = tok_hash(p, m[i].n);
+    }
+    for (int step = 0; step < 3; step++)
+        for (int i = 0; i < n; i++)
+            for (int k = 0; k < 3; k++)
+                tok_vocab_warm(v, m[i].hash[k], step);
+    for (int i = 0; i < n; i++) {
+        const char *p = text + m[i].at;
+        struct tw_str next = tok_vocab_text(v, *last + 1), both = { p, m[i].n };
+
+        m[i].id[0] = tok_vocab_find_hash(v, p, m[i].left, m[i].hash[0]);
+        m[i].id[1] = tok_vocab_find_hash(v, p + m[i].left, m[i].n - m[i].left, m[i].hash[1]);
+        /* Results mostly come in the order of their ids. */
+        m[i].id[2] = tw_str_eq(next, both) ? *last + 1
+                : tok_vocab_find_hash(v, p, m[i].n, m[i].hash[2]);
+        if (m[i].id[0] < 0 || m[i].id[1] < 0 || m[i].id[2] < 0)
+            return tw_fail(s->err, s->name, 0,
+                    "model.merges[%lld]: \"%.*s\" + \"%.*s\": not in the vocabulary",
+                    (long long)first + i, (int)m[i].left, p, (int)(m[i].n - m[i].left),
+                    p + m[i].left);
+        *last = m[i].id[2];
+        tok_bpe_warm(&t->bpe, (uint32_t)m[i].id[0], (uint32_t)m[i].id[1]);
+    }
+    return 0;
+}
+
+/* Merges come in their hundreds of thousands, and each touches memory in a dozen places: they are
+ * taken in batches, so that the waits for memory overlap. */
+static int load_merges(struct tw_tok *t, struct tok_scan *s)
+{
+    struct merge m[BATCH];
     struct tw_buf b = {0};
     int32_t last = -1;
+    int64_t first = 0;
+    bool end = false;
     int ret = -1;
 
-    tok_bpe_reserve(&t->bpe, (uint32_t)v->n);
+    tok_bpe_reserve(&t->bpe, (uint32_t)t->vocab.n);
     if (tok_scan_need(s, '['))
         goto out;
-    for (int64_t i = 0; !tok_scan_take(s, ']'); i++) {
-        struct tw_str next = tok_vocab_text(v, last + 1);
-        int32_t l, r, id;
-        size_t left = 0;
+    while (!end) {
+        int n = 0;
 
-        if ((i && tok_scan_need(s, ',')) || read_merge(s, i, &b, &left))
-            goto out;
-        l = tok_vocab_find(v, b.p, left);
-        r = tok_vocab_find(v, b.p + left, b.n - left);
-        /* Results mostly come in the order of their ids. */
-        id = tw_str_eq(next, tw_buf_str(&b)) ? last + 1 : tok_vocab_find(v, b.p, b.n);
-        if (l < 0 || r < 0 || id < 0 || i >= UINT32_MAX) {
-            tw_fail(s->err, s->name, 0, "model.merges[%lld]: \"%.*s\" + \"%.*s\": not in the vocabulary",
-                    (long long)i, (int)left, b.p, (int)(b.n - left), b.p + left);
-            goto out;
+        b.n = 0;
+        while (n < BATCH && !(end = tok_scan_take(s, ']'))) {
+            if ((first + n && tok_scan_need(s, ',')) || read_merge(s, first + n, &b, &m[n]))
+                goto out;
+            n++;
         }
-        tok_bpe_add(&t->bpe, (uint32_t)l, (uint32_t)r, (uint32_t)i, (uint32_t)id);
-        last = id;
+        if (find_merges(t, s, m, n, b.p, first, &last))
+            goto out;
+        for (int i = 0; i < n; i++)
+            tok_bpe_add(&t->bpe, (uint32_t)m[i].id[0], (uint32_t)m[i].id[1], (uint32_t)first++,
+                    (uint32_t)m[i].id[2]);
     }
     ret = 0;
 out:
@@ -287,7 +342,6 @@ int tok_load(struct tw_tok *t, struct tw_str json, struct tw_err *err)
     int ret = -1;
 
     tw_buf_grow(&t->vocab.text, json.n / 4 + 64);
-    tok_vocab_reserve(&t->vocab, (int64_t)(json.n / 64) + 16);
     tok_uni_init(&t->uni);
     if (tw_utf8_check(json.p, json.n) != json.n)
         return tw_fail(err, t->name, 0, "not UTF-8");

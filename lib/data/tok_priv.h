@@ -78,10 +78,17 @@ struct tok_vocab {
     uint64_t *slot;                     /* hash >> 32 << 32 | id + 1; open addressing */
     uint32_t mask;
 };
-/* The text of the new token is the last N bytes of v->text. 0; -1: the text or the id is taken. */
+/* The text of the new token is the last N bytes of v->text. 0; -1: the text or the id is taken.
+ * _append leaves texts to tok_vocab_index(), which finds them all at once: the id of a text that
+ * stands twice, or -1. Until then no text is found. */
 int tok_vocab_add(struct tok_vocab *v, size_t n, int64_t id);
+int tok_vocab_append(struct tok_vocab *v, size_t n, int64_t id);
+int32_t tok_vocab_index(struct tok_vocab *v);
 int32_t tok_vocab_find(const struct tok_vocab *v, const char *p, size_t n);
-void tok_vocab_reserve(struct tok_vocab *v, int64_t count);
+int32_t tok_vocab_find_hash(const struct tok_vocab *v, const char *p, size_t n, uint64_t hash);
+/* Steps 0, 1, 2 ask for the memory that finding HASH will touch; done for many texts in turn, the
+ * waits overlap. */
+void tok_vocab_warm(const struct tok_vocab *v, uint64_t hash, int step);
 void tok_vocab_free(struct tok_vocab *v);
 static inline struct tw_str tok_vocab_text(const struct tok_vocab *v, int64_t id)
 {
@@ -107,6 +114,7 @@ struct tok_bpe {
     int32_t fallback[256];              /* ids of <0x00> to <0xFF>; -1: none */
 };
 void tok_bpe_reserve(struct tok_bpe *m, uint32_t n);    /* grows for N more */
+void tok_bpe_warm(const struct tok_bpe *m, uint32_t left, uint32_t right);
 void tok_bpe_add(struct tok_bpe *m, uint32_t left, uint32_t right, uint32_t rank, uint32_t id);
 void tok_bpe_free(struct tok_bpe *m);
 void tok_bpe_finish(struct tok_bpe *m, const struct tok_vocab *v);

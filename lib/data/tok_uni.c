@@ -191,6 +191,8 @@ size_t tok_utf8_lossy(struct tw_buf *out, const char *text, size_t n, bool end)
     const unsigned char *p = (const unsigned char *)text;
     size_t i = 0, good = 0, need;
 
+    if (!n)
+        return 0;
     while (i < n) {
         size_t k = prefix(p + i, n - i, &need);
 

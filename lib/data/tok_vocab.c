@@ -48,31 +48,37 @@ static void put_slot(struct tok_vocab *v, uint64_t hash, int32_t id)
     v->slot[i] = (hash >> 32 << 32) | (uint32_t)(id + 1);
 }
 
-void tok_vocab_reserve(struct tok_vocab *v, int64_t count)
+#define AHEAD 16
+
+int32_t tok_vocab_index(struct tok_vocab *v)
 {
+    uint64_t ahead[AHEAD] = {0};
     uint32_t size = 1024;
 
-    while (size < count + count / 2)
+    while (size < 2 * v->count)
         size *= 2;
-    if (v->slot && size <= v->mask + 1)
-        return;
     free(v->slot);
     v->slot = tw_xcalloc(size, sizeof(*v->slot));
     v->mask = size - 1;
-    for (int32_t id = 0; id < v->n; id++) {
-        struct tw_str s = tok_vocab_text(v, id);
+    for (int32_t id = -AHEAD; id < v->n; id++) {    /* the slot's memory is asked for early */
+        struct tw_str s = tok_vocab_text(v, id), next = tok_vocab_text(v, id + AHEAD);
+        uint64_t hash = ahead[(id + AHEAD) % AHEAD];
 
-        if (s.p)
-            put_slot(v, tok_hash(s.p, s.n), id);
+        if (next.p) {
+            ahead[(id + AHEAD) % AHEAD] = tok_hash(next.p, next.n);
+            tok_vocab_warm(v, ahead[(id + AHEAD) % AHEAD], 0);
+        }
+        if (!s.p)
+            continue;
+        if (tok_vocab_find_hash(v, s.p, s.n, hash) >= 0)
+            return id;
+        put_slot(v, hash, id);
     }
+    return -1;
 }
 
-int32_t tok_vocab_find(const struct tok_vocab *v, const char *p, size_t n)
+int32_t tok_vocab_find_hash(const struct tok_vocab *v, const char *p, size_t n, uint64_t hash)
 {
-    uint64_t hash = tok_hash(p, n);
-
-    if (!v->slot)
-        return -1;
     for (uint32_t i = (uint32_t)hash & v->mask; v->slot[i]; i = (i + 1) & v->mask) {
         uint32_t id = (uint32_t)v->slot[i] - 1;
 
@@ -83,14 +89,26 @@ int32_t tok_vocab_find(const struct tok_vocab *v, const char *p, size_t n)
     return -1;
 }
 
-int tok_vocab_add(struct tok_vocab *v, size_t n, int64_t id)
+int32_t tok_vocab_find(const struct tok_vocab *v, const char *p, size_t n)
 {
-    size_t off = v->text.n - n;
-    const char *p = v->text.p + off;
+    return v->slot ? tok_vocab_find_hash(v, p, n, tok_hash(p, n)) : -1;
+}
 
-    if (!v->slot || v->count + v->count / 2 > v->mask)
-        tok_vocab_reserve(v, 2 * v->count + 1);
-    if (tok_vocab_text(v, id).p || tok_vocab_find(v, p, n) >= 0)
+void tok_vocab_warm(const struct tok_vocab *v, uint64_t hash, int step)
+{
+    const uint64_t *slot = &v->slot[(uint32_t)hash & v->mask];
+
+    if (!step)
+        __builtin_prefetch(slot);
+    else if (*slot && step == 1)
+        __builtin_prefetch(&v->of[(uint32_t)*slot - 1]);
+    else if (*slot)
+        __builtin_prefetch(v->text.p + v->of[(uint32_t)*slot - 1].off);
+}
+
+int tok_vocab_append(struct tok_vocab *v, size_t n, int64_t id)
+{
+    if (tok_vocab_text(v, id).p)
         return -1;
     if (id >= v->cap) {
         v->cap = id < 512 ? 1024 : (int32_t)id * 2;
@@ -98,8 +116,19 @@ int tok_vocab_add(struct tok_vocab *v, size_t n, int64_t id)
     }
     for (; v->n <= id; v->n++)
         v->of[v->n] = (struct tok_entry){ 0, TOK_NONE };
-    v->of[id] = (struct tok_entry){ (uint32_t)off, (uint32_t)n };
+    v->of[id] = (struct tok_entry){ (uint32_t)(v->text.n - n), (uint32_t)n };
     v->count++;
+    return 0;
+}
+
+int tok_vocab_add(struct tok_vocab *v, size_t n, int64_t id)
+{
+    const char *p = v->text.p + (v->text.n - n);
+
+    if (tok_vocab_find(v, p, n) >= 0 || tok_vocab_append(v, n, id))
+        return -1;
+    if (!v->slot || v->count + v->count / 2 > v->mask)
+        return tok_vocab_index(v) < 0 ? 0 : -1;
     put_slot(v, tok_hash(p, n), (int32_t)id);
     return 0;
 }
