@@ -28,11 +28,19 @@ static struct tw_str trim(struct tw_str s)
     return s;
 }
 
+/* A scalar without its quotes, or without the comment behind it. */
 static struct tw_str unquote(struct tw_str s)
 {
+    const char *end;
+
     s = trim(s);
-    if (s.n >= 2 && (*s.p == '"' || *s.p == '\'') && s.p[s.n - 1] == *s.p)
-        return (struct tw_str){ s.p + 1, s.n - 2 };
+    if (s.n >= 2 && (*s.p == '"' || *s.p == '\'')) {
+        end = memchr(s.p + 1, *s.p, s.n - 1);
+        return end ? (struct tw_str){ s.p + 1, (size_t)(end - s.p - 1) } : s;
+    }
+    for (size_t i = 0; i < s.n; i++)
+        if (s.p[i] == '#' && (!i || s.p[i - 1] == ' '))
+            return trim((struct tw_str){ s.p, i });
     return s;
 }
 
@@ -108,6 +116,9 @@ static void take(struct tw_card *c, const struct line *l, struct tw_card_file *n
         now->config = l->value;
     } else if (tw_str_is(l->key, "default") && tw_str_is(l->value, "true")) {
         now->is_default = true;
+        for (int64_t i = 0; i < c->n; i++)      /* those that stand before the word */
+            if (tw_str_eq(c->file[i].config, now->config))
+                c->file[i].is_default = true;
     } else if (tw_str_is(l->key, "split")) {
         now->split = l->value;
     } else if (tw_str_is(l->key, "data_files")) {
@@ -151,11 +162,6 @@ void tw_card_read(struct tw_card *c, struct tw_str readme)
         if (inside)
             take(c, &l, &now, &base);
     }
-    /* A config is the default for all its files, wherever the word stood. */
-    for (int64_t i = 0; i < c->n; i++)
-        for (int64_t k = 0; k < c->n; k++)
-            if (c->file[k].is_default && tw_str_eq(c->file[k].config, c->file[i].config))
-                c->file[i].is_default = true;
 }
 
 void tw_card_free(struct tw_card *c)
