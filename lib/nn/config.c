@@ -1,6 +1,7 @@
 /* config.c - config.json to struct tw_config */
 #include "nn/config.h"
 #include "nn/family.h"
+#include "base/io.h"
 
 #define CONFIG_MAX ((size_t)16 << 20)
 
@@ -220,14 +221,14 @@ static int read_values(struct tw_config *c, struct tw_err *err)
     return 0;
 }
 
-static int read_file(struct tw_config *c, const char *path, struct tw_err *err)
+static int parse(struct tw_config *c, const char *path, struct tw_str text, struct tw_err *err)
 {
     struct tw_str type = { 0 };
     struct tw_buf names = { 0 };
     int got;
 
     c->path = tw_arena_dup(&c->arena, path, strlen(path));
-    c->root = c->text = tw_json_file(&c->arena, path, CONFIG_MAX, err);
+    c->root = c->text = tw_json_parse(&c->arena, tw_arena_str(&c->arena, text), err);
     if (!c->root)
         return -1;
     if (c->root->type != TW_JOBJ)
@@ -254,14 +255,25 @@ static int read_file(struct tw_config *c, const char *path, struct tw_err *err)
     return read_values(c, err);
 }
 
-int tw_config_read(struct tw_config *c, const char *path, struct tw_err *err)
+int tw_config_parse(struct tw_config *c, const char *path, struct tw_str text, struct tw_err *err)
 {
     memset(c, 0, sizeof *c);
-    if (!read_file(c, path, err))
+    if (!parse(c, path, text, err))
         return 0;
     tw_err_place(err, path, 0);
     tw_config_free(c);
     return -1;
+}
+
+int tw_config_read(struct tw_config *c, const char *path, struct tw_err *err)
+{
+    struct tw_buf text = { 0 };
+    int ret = tw_read_file(&text, path, CONFIG_MAX, err);
+
+    if (!ret)
+        ret = tw_config_parse(c, path, tw_buf_str(&text), err);
+    tw_buf_free(&text);
+    return ret;
 }
 
 void tw_config_free(struct tw_config *c)

@@ -33,8 +33,10 @@ struct tw_config {
     struct tw_rope_conf rope;
 };
 
-/* Reads PATH and finds the family. On failure nothing is to be freed. */
+/* Reads PATH and finds the family. On failure nothing is to be freed. The other takes the TEXT of a
+ * file, which PATH is the name of. */
 int tw_config_read(struct tw_config *c, const char *path, struct tw_err *err);
+int tw_config_parse(struct tw_config *c, const char *path, struct tw_str text, struct tw_err *err);
 void tw_config_free(struct tw_config *c);
 
 /* config_rope.c: RoPE settings from the text object, whichever way they are spelt. */

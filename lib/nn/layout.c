@@ -171,13 +171,17 @@ static void fill_info(struct tw_model *m)
     }
 }
 
-int tw_model_layout(struct tw_model *m, struct tw_err *err)
+void tw_model_layout(struct tw_model *m)
 {
     list_weights(m);
+    fill_info(m);
+}
+
+int tw_model_memory(struct tw_model *m, struct tw_err *err)
+{
     if (take_memory(m, err))
         return -1;
     if (m->opts.train)
         list_params(m);
-    fill_info(m);
     return 0;
 }

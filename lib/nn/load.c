@@ -106,19 +106,26 @@ static int check_claimed(const struct tw_model *m, const struct tw_weights *file
     return -1;
 }
 
-int tw_model_load(struct tw_model *m, struct tw_weights *file, struct tw_err *err)
+int tw_model_check(const struct tw_model *m, struct tw_weights *file, struct tw_err *err)
 {
     for (int64_t i = 0; i < m->nw; i++) {
-        struct tw_weight *w = &m->w[i];
-        struct tw_wtensor *t = tw_weights_find(file, tw_str(w->name));
+        struct tw_wtensor *t = tw_weights_find(file, tw_str(m->w[i].name));
 
         if (!t)
-            return tw_fail(err, m->dir, 0, "the checkpoint has no tensor %s", w->name);
-        if (check_shape(m, w, t, err) || load_one(m, w, t, err))
+            return tw_fail(err, m->dir, 0, "the checkpoint has no tensor %s", m->w[i].name);
+        if (check_shape(m, &m->w[i], t, err))
             return -1;
         t->used = true;
     }
     return check_claimed(m, file, err);
+}
+
+int tw_model_load(struct tw_model *m, struct tw_weights *file, struct tw_err *err)
+{
+    for (int64_t i = 0; i < m->nw; i++)
+        if (load_one(m, &m->w[i], tw_weights_find(file, tw_str(m->w[i].name)), err))
+            return -1;
+    return 0;
 }
 
 /* Element I of tensor K: a pure function of (seed, K, I), so it depends on no layout. */

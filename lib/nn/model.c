@@ -48,12 +48,18 @@ static int open_weights(struct tw_model *m, struct tw_err *err)
 
     m->prefix = prefixes[0];
     m->tied = m->cfg.tied;
-    if (m->opts.init_random)
-        return tw_model_layout(m, err) || tw_model_init_random(m, err) ? -1 : 0;
+    if (m->opts.init_random) {
+        tw_model_layout(m);
+        return tw_model_memory(m, err) || tw_model_init_random(m, err) ? -1 : 0;
+    }
     if (tw_weights_open(&file, m->dir, err))
         return -1;
-    if (!find_prefix(m, &file, err) && !tw_model_layout(m, err) && !tw_model_load(m, &file, err))
-        ret = m->ops->sync(m->dev, err);
+    if (!find_prefix(m, &file, err)) {
+        tw_model_layout(m);
+        if (!tw_model_check(m, &file, err) && !tw_model_memory(m, err) &&
+            !tw_model_load(m, &file, err))
+            ret = m->ops->sync(m->dev, err);
+    }
     tw_weights_close(&file);
     return ret;
 }

@@ -62,8 +62,11 @@ struct tw_model {
     struct tw_kv *kv_free;      /* blocks to be used again */
 };
 
-/* load.c */
-int tw_model_layout(struct tw_model *m, struct tw_err *err);
+/* layout.c: the list of weights, without memory; then their memory. */
+void tw_model_layout(struct tw_model *m);
+int tw_model_memory(struct tw_model *m, struct tw_err *err);
+/* load.c. What FILE holds is checked against the list before memory is taken for it. */
+int tw_model_check(const struct tw_model *m, struct tw_weights *file, struct tw_err *err);
 int tw_model_load(struct tw_model *m, struct tw_weights *file, struct tw_err *err);
 int tw_model_init_random(struct tw_model *m, struct tw_err *err);
 /* Rows [row, row + n) of a weight as F32 on the host (a vector has one row), from the master. */

@@ -40,6 +40,16 @@ static void fake_rows(struct tw_pass *p, int64_t n, bool entropy)
         r->row[i] = (int32_t)i;
 }
 
+/* Bytes of two moments of each parameter. */
+static size_t moments(const struct tw_params *p)
+{
+    size_t n = 0;
+
+    for (int64_t i = 0; p && i < p->n; i++)
+        n += 2 * sizeof(float) * (size_t)p->p[i].n;
+    return n;
+}
+
 static double count_flops(struct tw_pass *p, unsigned flags, size_t *peak)
 {
     struct tw_dev_head *d = (struct tw_dev_head *)p->m->count;
@@ -70,7 +80,8 @@ int tw_model_plan(struct tw_model *m, struct tw_adapter *a, int64_t tokens, int6
     fake_rows(&p, tokens, flags & TW_ENTROPY);
     out->trainable = (m->opts.train ? m->params.elems : 0) +
                      (a && a->train ? a->params.elems : 0);
-    out->optimizer = 2 * out->gradients;
+    out->optimizer = moments(m->opts.train ? &m->params : NULL) +
+                     moments(a && a->train ? &a->params : NULL);
     out->head = m->ops->head_scratch(m->dev, tokens, m->cfg.V, m->cfg.D, flags & TW_BACKWARD);
     out->state = tw_state_bytes(m, longest) * (size_t)nseq;
     out->flops_forward = count_flops(&p, 0, &peak);
