@@ -307,6 +307,36 @@ static int encode_prompt(const struct tw_chat *c, struct tw_arena *a, const stru
     return tw_chat_cut(c, a, s, reply != NULL, err);
 }
 
+/* A packed row: "start" says where its documents begin; each is a sequence. */
+static int unpack_row(struct tw_arena *a, const struct tw_json *rec, struct tw_sample *s,
+        struct tw_err *err)
+{
+    const struct tw_json *start = tw_json_get(rec, "start");
+    struct tw_tokens all = s->seq[0];
+    int64_t trained = 0;
+
+    if (start->type != TW_JARR || !start->n)
+        return tw_fail(err, NULL, 0, "start: expected a list of positions");
+    s->seq = tw_arena_alloc(a, (size_t)start->n * sizeof(*s->seq));
+    s->nseq = start->n;
+    for (int64_t i = 0; i < start->n; i++) {
+        const struct tw_json *x = &start->item[i];
+        int64_t end = i + 1 < start->n ? start->item[i + 1].i : all.n;
+
+        if (x->type != TW_JNUM || !x->is_int || (!i && x->i) || x->i >= end || end > all.n)
+            return tw_fail(err, NULL, 0, "start[%lld]: positions begin with 0 and ascend",
+                    (long long)i);
+        s->seq[i] = (struct tw_tokens){ .token = all.token + x->i, .weight = all.weight + x->i,
+            .n = end - x->i };
+        trained += tw_chat_count(&s->seq[i]);
+    }
+    if (!trained) {
+        s->nseq = 0;
+        s->dropped = "no supervised token";
+    }
+    return 0;
+}
+
 int tw_chat_plain(const struct tw_chat *c, struct tw_arena *a, const struct tw_json *rec,
         struct tw_sample *s, struct tw_err *err)
 {
@@ -325,6 +355,8 @@ int tw_chat_plain(const struct tw_chat *c, struct tw_arena *a, const struct tw_j
     default:
         if (tw_chat_ids(c, a, rec, "tokens", &s->seq[0], err))
             return -1;
+        if (tw_json_get(rec, "start"))
+            return unpack_row(a, rec, s, err);
         return tw_chat_cut(c, a, s, true, err);
     }
 }
