@@ -52,6 +52,11 @@ test_case 'bf16 weights take half the space' '
     [ "$(bytes m/model.safetensors)" -lt "$(($(bytes "$M/model.safetensors") * 6 / 10))" ]
     echo "$P" | tw-sample -m m --max-tokens 2 >out
 '
+test_case 'without room for the weights nothing is left behind' '
+    (ulimit -f 20; test_exit 1 tw-fetch -o m "$DATA/gguf/blocks.gguf" >out 2>err)
+    test_text err "model.safetensors: cannot reserve"
+    test_equal "$(ls -A)" "$(printf "err\nout")"
+'
 test_case 'a model that lacks its last bytes is refused with both sizes' '
     cp -R "$M" m
     n=$(bytes m/model.safetensors)

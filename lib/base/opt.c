@@ -222,6 +222,7 @@ int tw_start(const struct tw_cmd *cmd, void *opts, int argc, char **argv)
     int n = 0, operands;
 
     signal(SIGPIPE, SIG_DFL);
+    signal(SIGXFSZ, SIG_IGN);           /* a limit on file sizes is a write that fails */
     for (int i = 0; i < argc; i++)
         room += strlen(argv[i]) + 1;            /* a word holds an option a letter at most */
     g = tw_xcalloc(room, sizeof(*g));

@@ -2,7 +2,9 @@
 #include "base/io.h"
 #include "data/weights.h"
 #include "test.h"
+#include <signal.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -241,6 +243,23 @@ static void an_abandoned_file_leaves_nothing(void)
     CHECK(!tw_is_file(at("gone.safetensors")));
 }
 
+/* A limit on file sizes stands for a disk that is too full. */
+static void a_full_disk_is_noticed_before_writing(void)
+{
+    struct tw_wdecl d = { "a", TW_F32, 1, { 1 << 20 } };
+    struct tw_err err = { 0 };
+    struct rlimit old, small;
+
+    signal(SIGXFSZ, SIG_IGN);
+    CHECK(!getrlimit(RLIMIT_FSIZE, &old));
+    small = (struct rlimit){ 1 << 20, old.rlim_max };
+    CHECK(!setrlimit(RLIMIT_FSIZE, &small));
+    CHECK(!tw_wout_open(at("full.safetensors"), &d, 1, &err));
+    CHECK(!setrlimit(RLIMIT_FSIZE, &old));
+    CHECK(strstr(err.msg, "cannot reserve 4") && strstr(err.place, "full.safetensors"));
+    CHECK(!tw_is_file(at("full.safetensors")));
+}
+
 static void bad_declarations_are_refused(void)
 {
     struct tw_err err = { 0 };
@@ -449,6 +468,7 @@ int main(void)
     RUN(tensors_are_aligned_and_the_header_padded);
     RUN(shards_come_back);
     RUN(an_abandoned_file_leaves_nothing);
+    RUN(a_full_disk_is_noticed_before_writing);
     RUN(bad_declarations_are_refused);
     RUN(truncated_files_are_refused);
     RUN(a_missing_page_names_both_sizes);
