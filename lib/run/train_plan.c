@@ -171,7 +171,8 @@ static int too_large(const struct tw_trainer *t, const struct size *z, const str
     advice(t, z, &b);
     tw_fail(err, NULL, 0, "the training needs %s and %s are free: weights and adapter %s, "
             "gradients %s, optimizer %s, activations of %" PRId64 " tokens %s. What helps%s; "
-            "--force goes on all the same", tw_fmt_bytes(total, (double)p->total), tw_fmt_bytes(fit, (double)have),
+            "--force goes on all the same",
+            tw_fmt_bytes(total, (double)p->total), tw_fmt_bytes(fit, (double)have),
             tw_fmt_bytes(w, (double)(p->weights + p->adapters)),
             tw_fmt_bytes(g, (double)p->gradients), tw_fmt_bytes(o, (double)p->optimizer),
             z->tokens, tw_fmt_bytes(a, (double)(p->activations + p->head)), b.n ? b.p : "");
