@@ -79,6 +79,10 @@ static int failures(struct pool *p, struct tw_err *err)
     int64_t bad = 0, untried = 0, shown = 0;
     int code = 0;
 
+    if (p->n == 1 && !p->file[0].done && err) {
+        *err = p->errs[0];
+        return -1;
+    }
     for (int64_t i = 0; i < p->n; i++) {
         const struct tw_err *e = &p->errs[i];
 
@@ -98,10 +102,6 @@ static int failures(struct pool *p, struct tw_err *err)
     }
     if (!bad && !untried)
         return 0;
-    if (p->n == 1 && err) {
-        *err = p->errs[0];
-        return -1;
-    }
     tw_fail_code(err, code ? code : TW_ENETWORK, NULL, 0, "%lld of %lld files failed: %s%s%s",
             (long long)bad, (long long)p->n, text.n ? text.p : "", bad > shown ? "; and more" : "",
             untried ? " (the rest was not tried)" : "");
