@@ -150,6 +150,8 @@ int tw_tok_encode(const struct tw_tok *t, struct tw_str text, const struct tw_to
 
     if (check_parts(t, text, parts, nparts, err))
         return -1;
+    if (out->want_spans && !out->begin)     /* ids from before spans were wanted: grow with them */
+        out->cap = out->n;
     e.mapped = out->want_spans || (parts && t->normal.n);
     for (int i = 0; flags & TW_TOK_SPECIAL && i < t->nbefore; i++)
         tok_emit(&e, t->before[i], &v, 0, 0);

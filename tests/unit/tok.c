@@ -104,7 +104,6 @@ static void spans_name_the_source(void)
 {
     const char *text = "Hi e\xCC\x81\xCC\x81 <|im_end|> you";
     struct tw_ids ids = { .want_spans = true };
-    struct tw_buf out = {0};
     size_t at = 0;
 
     encode(qwen, text, NULL, 0, TW_TOK_CONTROL, &ids, NULL);
@@ -115,13 +114,16 @@ static void spans_name_the_source(void)
             CHECK(!memcmp(text + ids.begin[i], "<|im_end|>", 10) && ids.end[i] == ids.begin[i] + 10);
     }
     CHECK_INT(at, strlen(text));
+    tw_ids_free(&ids);
+    ids.want_spans = false;
+    encode(llama2, "x", NULL, 0, 0, &ids, NULL);
+    ids.want_spans = true;                  /* wanted only now */
     encode(llama2, "a b", NULL, 0, TW_TOK_SPECIAL, &ids, NULL);
     CHECK_INT(ids.n, 3);
     CHECK(ids.id[0] == 1 && ids.begin[0] == 0 && ids.end[0] == 0);
     CHECK(ids.begin[1] == 0 && ids.end[1] == 1);        /* the prefix has no width */
     CHECK(ids.begin[2] == 1 && ids.end[2] == 3);
     tw_ids_free(&ids);
-    tw_buf_free(&out);
 }
 
 static void composed_and_decomposed_are_the_same(void)
@@ -236,6 +238,34 @@ static void both_forms_of_merges(void)
     tw_ids_free(&ids);
 }
 
+#define MARK "\xE2\x96\x81"
+#define SPACES "\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},\"content\":\"" MARK "\"},"
+#define MARKS "\"a\":0,\"b\":1,\"" MARK "\":2,\"" MARK "b\":3,\"a" MARK "b\":4,\"" MARK MARK "\":5"
+
+/* Text is cut before a space only where no merge joins across: a piece that spans a space is found,
+ * whatever comes before. */
+static void pieces_that_span_a_space(void)
+{
+    struct tw_err err = {0};
+    struct tw_tok *spans = open_text("{" SPACES MODEL(MARKS, "[\"" MARK "\",\"b\"],[\"a\",\"" MARK
+            "b\"],[\"" MARK "\",\"" MARK "\"]") "}", &err);
+    struct tw_tok *cut = open_text("{" SPACES MODEL(MARKS, "[\"" MARK "\",\"b\"],[\"" MARK "\",\""
+            MARK "\"]") "}", &err);
+    static const int32_t one[] = { 1, 4, 0, 2, 3, 4, 4 }, two[] = { 1, 0, 3, 0, 2, 3, 0, 3, 0, 3 };
+    struct tw_ids ids = {0};
+
+    CHECK(spans && cut);
+    if (!spans || !cut)
+        return;
+    encode(spans, "ba ba  ba ba b", NULL, 0, 0, &ids, NULL);
+    CHECK(ids.n == 7 && !memcmp(ids.id, one, sizeof(one)));
+    encode(cut, "ba ba  ba ba b", NULL, 0, 0, &ids, NULL);
+    CHECK(ids.n == 10 && !memcmp(ids.id, two, sizeof(two)));
+    tw_tok_close(spans);
+    tw_tok_close(cut);
+    tw_ids_free(&ids);
+}
+
 /* What a bad file is refused with. */
 static void refused(void)
 {
@@ -279,6 +309,53 @@ static void refused(void)
             CHECK_STR(err.msg, bad[i][1]);
         tw_tok_close(t);
     }
+}
+
+/* A folder with a small tokenizer.json and CONF as tokenizer_config.json. */
+static struct tw_tok *open_with(const char *conf, struct tw_err *err)
+{
+    static const char json[] = "{" MODEL(ABC, "") "}";
+    char dir[] = "/tmp/tw-tok-XXXXXX";
+    struct tw_tok *t = NULL;
+    char *a, *b;
+
+    tw_err_clear(err);
+    CHECK(mkdtemp(dir));
+    a = tw_path_join(dir, "tokenizer.json");
+    b = tw_path_join(dir, "tokenizer_config.json");
+    if (!tw_write_file(a, json, strlen(json), err) && !tw_write_file(b, conf, strlen(conf), err))
+        t = tw_tok_open(dir, err);
+    tw_rmtree(dir, NULL);
+    free(a);
+    free(b);
+    return t;
+}
+
+static void config_adds_tokens(void)
+{
+    struct tw_err err = {0};
+    struct tw_tok *t = open_with("{\"added_tokens_decoder\":{\"9\":{\"content\":\"<e>\",\"special\":"
+            "true},\"3\":{\"content\":\"ab\",\"special\":false}},\"eos_token\":{\"content\":\"<e>\"},"
+            "\"pad_token\":\"b\",\"bos_token\":null}", &err);
+    struct tw_ids ids = {0};
+
+    CHECK(t);
+    if (!t)
+        return;
+    CHECK(tw_tok_eos(t) == 9 && tw_tok_pad(t) == 1 && tw_tok_bos(t) == -1 && tw_tok_size(t) == 10);
+    CHECK(tw_tok_is_special(t, 9) && !tw_tok_is_special(t, 3) && !tw_tok_has(t, 8));
+    encode(t, "aab<e>", NULL, 0, TW_TOK_CONTROL, &ids, NULL);
+    CHECK(ids.n == 3 && ids.id[0] == 0 && ids.id[1] == 3 && ids.id[2] == 9);
+    tw_ids_free(&ids);
+    tw_tok_close(t);
+    CHECK(!open_with("{\"eos_token\":\"<none>\"}", &err));
+    CHECK(strstr(err.msg, "eos_token \"<none>\" is not in the vocabulary"));
+    CHECK(strstr(err.place, "tokenizer_config.json"));
+    CHECK(!open_with("{\"added_tokens_decoder\":{\"x\":{\"content\":\"<e>\"}}}", &err));
+    CHECK(strstr(err.msg, "added_tokens_decoder[\"x\"] is not a token"));
+    CHECK(!open_with("{\"added_tokens_decoder\":{\"0\":{\"content\":\"<e>\"}}}", &err));
+    CHECK(strstr(err.msg, "contradicts the vocabulary"));
+    CHECK(!open_with("[]", &err));
 }
 
 /* Every prefix of a file is an error, and none is read past its end. */
@@ -369,7 +446,9 @@ int main(void)
     RUN(ids_without_a_token);
     RUN(settings_beside_it);
     RUN(both_forms_of_merges);
+    RUN(pieces_that_span_a_space);
     RUN(refused);
+    RUN(config_adds_tokens);
     RUN(truncated_files);
     tw_tok_close(qwen);
     tw_tok_close(llama2);
