@@ -103,7 +103,8 @@ static int64_t read_shard(const void *p, size_t n, struct tw_err *err)
     FILE *fp;
 
     tw_err_clear(err);
-    CHECK(!tw_write_file(path, p, n, NULL) && (fp = fopen(path, "rb")));
+    CHECK(!tw_write_file(path, p, n, NULL));
+    fp = fopen(path, "rb");
     if ((s = tw_shard_open(fp, path, false, err)))
         for (; (got = tw_shard_next(s, &r, err)) > 0; count++)
             if (n > 1000)
