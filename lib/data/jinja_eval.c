@@ -5,126 +5,6 @@
 
 enum { CHAIN = 24 };    /* operands of a + b + c .. that are joined in one go */
 
-/* ---- arguments ---- */
-
-const struct tw_jval *tw_jarg(struct tw_jargs *a, int64_t i, const char *name)
-{
-    if (i >= 0 && i < a->n)
-        return &a->v[i];
-    for (int64_t k = 0; name && k < a->nkw; k++)
-        if (tw_str_is(a->name[k], name)) {
-            a->used |= (uint64_t)1 << k;
-            return &a->kw[k];
-        }
-    return NULL;
-}
-
-const struct tw_jstr *tw_jarg_str(struct tw_jrt *rt, struct tw_jargs *a, int64_t i,
-        const char *name)
-{
-    const struct tw_jval *v = tw_jarg(a, i, name);
-
-    if (!v || v->t == TW_V_NONE)
-        return NULL;
-    if (v->t != TW_V_STR)
-        tw_jfail(rt, "expected a str for '%s', not %s", name ? name : "the argument",
-                tw_jtype_name(v));
-    return v->u.s;
-}
-
-int64_t tw_jarg_int(struct tw_jrt *rt, struct tw_jargs *a, int64_t i, const char *name, int64_t def)
-{
-    const struct tw_jval *v = tw_jarg(a, i, name);
-
-    if (!v || v->t == TW_V_NONE)
-        return def;
-    if (v->t == TW_V_BOOL)
-        return v->u.b;
-    if (v->t != TW_V_INT)
-        tw_jfail(rt, "expected an int for '%s', not %s", name ? name : "the argument",
-                tw_jtype_name(v));
-    return v->u.i;
-}
-
-bool tw_jarg_bool(struct tw_jrt *rt, struct tw_jargs *a, int64_t i, const char *name, bool def)
-{
-    const struct tw_jval *v = tw_jarg(a, i, name);
-
-    return v ? tw_jtruth(rt, v) : def;
-}
-
-void tw_jargs_done(struct tw_jrt *rt, struct tw_jargs *a, int64_t max, const char *what)
-{
-    if (a->n > max)
-        tw_jfail(rt, "%s takes at most %lld arguments, not %lld", what, (long long)max,
-                (long long)a->n);
-    for (int64_t k = 0; k < a->nkw; k++)
-        if (!(a->used >> k & 1))
-            tw_jfail(rt, "%s has no argument named '%.*s'", what, (int)a->name[k].n, a->name[k].p);
-}
-
-static void add_keyword(struct tw_jrt *rt, struct tw_jargs *a, int64_t *cap, struct tw_str name,
-        struct tw_jval v)
-{
-    if (a->nkw == 64)
-        tw_jfail(rt, "more than 64 arguments by name");
-    if (a->nkw == *cap) {
-        int64_t n = *cap ? *cap * 2 : 4;
-        struct tw_str *names = tw_jarray(rt, n, sizeof(*names));
-        struct tw_jval *kw = tw_jarray(rt, n, sizeof(*kw));
-
-        for (int64_t i = 0; i < a->nkw; i++) {
-            names[i] = a->name[i];
-            kw[i] = a->kw[i];
-        }
-        a->name = names;
-        a->kw = kw;
-        *cap = n;
-    }
-    a->name[a->nkw] = name;
-    a->kw[a->nkw++] = v;
-}
-
-void tw_jargs_eval(struct tw_jrt *rt, const struct tw_jnode *kid, struct tw_jargs *out)
-{
-    struct tw_jval list;
-    int64_t cap = 0, n = 0;
-
-    *out = (struct tw_jargs){0};
-    if (!kid)
-        return;
-    for (const struct tw_jnode *k = kid; k; k = k->next)
-        n++;
-    list = tw_jlist_new(rt, n, TW_L_LIST);
-    for (; kid; kid = kid->next) {
-        struct tw_jval v = tw_jeval(rt, kid->a);
-
-        if (kid->kind == E_ARG) {
-            tw_jlist_add(rt, list.u.l, v);
-        } else if (kid->kind == E_KWARG) {
-            add_keyword(rt, out, &cap, kid->name, v);
-        } else if (kid->kind == E_STAR) {
-            const struct tw_jlist *l = tw_jiter(rt, &v);
-
-            for (int64_t i = 0; i < l->n; i++)
-                tw_jlist_add(rt, list.u.l, l->v[i]);
-        } else {
-            if (v.t != TW_V_DICT)
-                tw_jfail(rt, "the argument behind ** must be a dict");
-            for (int64_t i = 0; i < v.u.m->n; i++) {
-                const struct tw_jval *key = &v.u.m->e[i].k;
-
-                if (key->t != TW_V_STR)
-                    tw_jfail(rt, "the keys behind ** must be str");
-                add_keyword(rt, out, &cap, (struct tw_str){ key->u.s->p, key->u.s->n },
-                        v.u.m->e[i].v);
-            }
-        }
-    }
-    out->v = list.u.l->v;
-    out->n = list.u.l->n;
-}
-
 /* ---- names, attributes, items ---- */
 
 static struct tw_jval lookup(struct tw_jrt *rt, const struct tw_jnode *n)
@@ -168,11 +48,6 @@ static struct tw_jval loop_attr(struct tw_jrt *rt, const struct tw_jloop *l, str
     }
 }
 
-static _Noreturn void fail_undefined(struct tw_jrt *rt, const struct tw_jval *v)
-{
-    tw_jfail(rt, "'%.*s' is undefined", (int)v->u.s->n, v->u.s->p);
-}
-
 static struct tw_jval bind_method(struct tw_jrt *rt, const struct tw_jval *v, uint16_t fn)
 {
     struct tw_jval *self = tw_jalloc(rt, sizeof(*self));
@@ -187,7 +62,7 @@ struct tw_jval tw_jattr(struct tw_jrt *rt, const struct tw_jval *v, struct tw_st
     uint16_t fn;
 
     if (v->t == TW_V_UNDEF)
-        fail_undefined(rt, v);
+        tw_jfail_undefined(rt, v);
     if (v->t == TW_V_NS) {
         x = tw_jdict_gets(rt, v->u.m, name);
         return x ? *x : tw_jundef(rt, name);
@@ -208,7 +83,7 @@ struct tw_jval tw_jitem(struct tw_jrt *rt, const struct tw_jval *v, const struct
     int64_t i, n;
 
     if (v->t == TW_V_UNDEF)
-        fail_undefined(rt, v);
+        tw_jfail_undefined(rt, v);
     if (v->t == TW_V_DICT && (x = tw_jdict_get(rt, v->u.m, key)))
         return *x;
     if ((v->t == TW_V_LIST || v->t == TW_V_STR) && (key->t == TW_V_INT || key->t == TW_V_BOOL)) {
@@ -254,7 +129,7 @@ static struct tw_jval eval_slice(struct tw_jrt *rt, const struct tw_jnode *n)
     int64_t by = 1, len, a, b;
 
     if (v.t == TW_V_UNDEF)
-        fail_undefined(rt, &v);
+        tw_jfail_undefined(rt, &v);
     if ((v.t != TW_V_LIST && v.t != TW_V_STR) ||
             (v.t == TW_V_LIST && v.u.l->kind >= TW_L_GEN && !rt->json_style))
         tw_jfail(rt, "'%s' object is not subscriptable", tw_jtype_name(&v));
@@ -292,160 +167,6 @@ static struct tw_jval eval_slice(struct tw_jrt *rt, const struct tw_jnode *n)
 
 /* ---- operators ---- */
 
-static struct tw_jval repeat(struct tw_jrt *rt, const struct tw_jval *v, int64_t n)
-{
-    struct tw_jval r;
-
-    if (v->t == TW_V_STR) {
-        struct tw_jsink *k = tw_jsink_begin(rt);
-
-        for (int64_t i = 0; i < n && v->u.s->n; i++) {
-            tw_jstep(rt, 1);
-            tw_jsink_str(rt, k, v->u.s);
-        }
-        return tw_jsink_take(rt, k);
-    }
-    r = tw_jlist_new(rt, 0, v->u.l->kind);
-    for (int64_t i = 0; i < n && v->u.l->n; i++)
-        for (int64_t k = 0; k < v->u.l->n; k++)
-            tw_jlist_add(rt, r.u.l, v->u.l->v[k]);
-    return r;
-}
-
-static struct tw_jval int_op(struct tw_jrt *rt, enum tw_jop op, int64_t a, int64_t b)
-{
-    int64_t r = 0;
-    bool over = false;
-
-    switch (op) {
-    case OP_ADD:
-        over = __builtin_add_overflow(a, b, &r);
-        break;
-    case OP_SUB:
-        over = __builtin_sub_overflow(a, b, &r);
-        break;
-    case OP_MUL:
-        over = __builtin_mul_overflow(a, b, &r);
-        break;
-    case OP_FLOOR:
-    case OP_MOD:
-        if (!b)
-            tw_jfail(rt, "integer modulo by zero");
-        if (b == -1) {
-            over = op == OP_FLOOR && a == INT64_MIN;
-            r = op == OP_MOD || over ? 0 : -a;
-            break;
-        }
-        r = op == OP_FLOOR ? a / b : a % b;
-        if (a % b && (a < 0) != (b < 0))
-            r += op == OP_FLOOR ? -1 : b;
-        break;
-    default: /* OP_POW, b >= 0 */
-        if (b > 64 && (a > 1 || a < -1))
-            over = true;
-        else if (a == 0 || a == 1 || a == -1)
-            r = !b || a == 1 || (a == -1 && b % 2 == 0) ? 1 : a;
-        else
-            for (r = 1; b > 0 && !over; b--)
-                over = __builtin_mul_overflow(r, a, &r);
-        break;
-    }
-    if (over)
-        tw_jfail(rt, "an integer over 64 bits");
-    return tw_jint(r);
-}
-
-static struct tw_jval number_op(struct tw_jrt *rt, enum tw_jop op, const struct tw_jval *a,
-        const struct tw_jval *b)
-{
-    double x = tw_jnum(a), y = tw_jnum(b);
-    int64_t i = a->t == TW_V_BOOL ? a->u.b : a->u.i, k = b->t == TW_V_BOOL ? b->u.b : b->u.i;
-
-    if (a->t != TW_V_FLOAT && b->t != TW_V_FLOAT && op != OP_DIV && !(op == OP_POW && k < 0))
-        return int_op(rt, op, i, k);
-    if ((op == OP_DIV || op == OP_FLOOR || op == OP_MOD) && y == 0)
-        tw_jfail(rt, "division by zero");
-    switch (op) {
-    case OP_ADD: return tw_jfloat(x + y);
-    case OP_SUB: return tw_jfloat(x - y);
-    case OP_MUL: return tw_jfloat(x * y);
-    case OP_DIV: return tw_jfloat(x / y);
-    case OP_FLOOR: return tw_jfloat(floor(x / y));
-    case OP_MOD: return tw_jfloat(x - y * floor(x / y));
-    default: return tw_jfloat(pow(x, y));
-    }
-}
-
-static struct tw_jval join2(struct tw_jrt *rt, const struct tw_jval *a, const struct tw_jval *b)
-{
-    struct tw_jsink *k = tw_jsink_begin(rt);
-
-    tw_jprint(rt, k, a);
-    tw_jprint(rt, k, b);
-    return tw_jsink_take(rt, k);
-}
-
-static struct tw_jval join_lists(struct tw_jrt *rt, const struct tw_jlist *a,
-        const struct tw_jlist *b)
-{
-    struct tw_jval r = tw_jlist_new(rt, a->n + b->n, a->kind);
-
-    tw_jstep(rt, (a->n + b->n) >> 2);
-    if (a->n)
-        memcpy(r.u.l->v, a->v, (size_t)a->n * sizeof(*a->v));
-    if (b->n)
-        memcpy(r.u.l->v + a->n, b->v, (size_t)b->n * sizeof(*b->v));
-    r.u.l->n = a->n + b->n;
-    return r;
-}
-
-static _Noreturn void fail_operands(struct tw_jrt *rt, enum tw_jop op, const struct tw_jval *a,
-        const struct tw_jval *b)
-{
-    static const char *const names[] = { "", "+", "-", "*", "/", "//", "%", "**" };
-
-    if (a->t == TW_V_UNDEF)
-        fail_undefined(rt, a);
-    if (b->t == TW_V_UNDEF)
-        fail_undefined(rt, b);
-    if (op == OP_ADD && a->t == TW_V_STR)
-        tw_jfail(rt, "can only concatenate str (not \"%s\") to str", tw_jtype_name(b));
-    tw_jfail(rt, "unsupported operand type(s) for %s: '%s' and '%s'", names[op], tw_jtype_name(a),
-            tw_jtype_name(b));
-}
-
-struct tw_jval tw_jbinary(struct tw_jrt *rt, enum tw_jop op, const struct tw_jval *a,
-        const struct tw_jval *b)
-{
-    if (tw_jis_num(a) && tw_jis_num(b))
-        return number_op(rt, op, a, b);
-    if (op == OP_ADD) {
-        if (a->t == TW_V_STR && b->t == TW_V_STR)
-            return join2(rt, a, b);
-        if (a->t == TW_V_LIST && b->t == TW_V_LIST && a->u.l->kind == b->u.l->kind &&
-                a->u.l->kind <= TW_L_TUPLE)
-            return join_lists(rt, a->u.l, b->u.l);
-        if (rt->json_style && (a->t == TW_V_STR || b->t == TW_V_STR))
-            return join2(rt, a, b);
-    }
-    if (op == OP_MUL) {
-        bool left = a->t == TW_V_INT || a->t == TW_V_BOOL;
-        const struct tw_jval *n = left ? a : b, *v = left ? b : a;
-
-        if ((n->t == TW_V_INT || n->t == TW_V_BOOL) && (v->t == TW_V_STR || (v->t == TW_V_LIST &&
-                v->u.l->kind <= TW_L_TUPLE)))
-            return repeat(rt, v, n->t == TW_V_INT ? n->u.i : n->u.b);
-    }
-    if (op == OP_MOD && a->t == TW_V_STR) {
-        struct tw_jargs args = { .v = (struct tw_jval *)b, .n = 1 };
-
-        if (b->t == TW_V_LIST && b->u.l->kind == TW_L_TUPLE)
-            args = (struct tw_jargs){ .v = b->u.l->v, .n = b->u.l->n };
-        return tw_jpercent(rt, a->u.s, &args);
-    }
-    fail_operands(rt, op, a, b);
-}
-
 static bool compare(struct tw_jrt *rt, enum tw_jop op, const struct tw_jval *a,
         const struct tw_jval *b)
 {
@@ -462,9 +183,9 @@ static bool compare(struct tw_jrt *rt, enum tw_jop op, const struct tw_jval *a,
         return !tw_jcontains(rt, b, a);
     default:
         if (a->t == TW_V_UNDEF)
-            fail_undefined(rt, a);
+            tw_jfail_undefined(rt, a);
         if (b->t == TW_V_UNDEF)
-            fail_undefined(rt, b);
+            tw_jfail_undefined(rt, b);
         if (tw_jis_num(a) && tw_jis_num(b) && (isnan(tw_jnum(a)) || isnan(tw_jnum(b))))
             return false;
         c = tw_jcompare(rt, a, b);
@@ -517,16 +238,17 @@ static struct tw_jval eval_compare(struct tw_jrt *rt, const struct tw_jnode *n)
 
 static struct tw_jval eval_sign(struct tw_jrt *rt, const struct tw_jnode *n)
 {
-    struct tw_jval v = tw_jeval(rt, n->a);
+    struct tw_jval v = tw_jeval(rt, n->a), sign;
 
     if (v.t == TW_V_UNDEF)
-        fail_undefined(rt, &v);
+        tw_jfail_undefined(rt, &v);
     if (!tw_jis_num(&v))
         tw_jfail(rt, "bad operand type for unary %c: '%s'", n->kind == E_NEG ? '-' : '+',
                 tw_jtype_name(&v));
     if (v.t == TW_V_FLOAT)
         return tw_jfloat(n->kind == E_NEG ? -v.u.d : v.u.d);
-    return int_op(rt, OP_MUL, n->kind == E_NEG ? -1 : 1, v.t == TW_V_BOOL ? v.u.b : v.u.i);
+    sign = tw_jint(n->kind == E_NEG ? -1 : 1);
+    return tw_jbinary(rt, OP_MUL, &sign, &v);
 }
 
 static struct tw_jval eval_many(struct tw_jrt *rt, const struct tw_jnode *n)
@@ -572,7 +294,7 @@ struct tw_jval tw_jcall(struct tw_jrt *rt, const struct tw_jval *f, struct tw_ja
             tw_jfail(rt, "loop() takes one argument");
         return tw_jloop_again(rt, f->u.loop, &args->v[0]);
     case TW_V_UNDEF:
-        fail_undefined(rt, f);
+        tw_jfail_undefined(rt, f);
     default:
         tw_jfail(rt, "'%s' object is not callable", tw_jtype_name(f));
     }

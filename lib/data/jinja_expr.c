@@ -178,243 +178,6 @@ struct tw_jnode *tw_jexpr(struct tw_jparse *p)
     return e;
 }
 
-/* Arguments behind "(", up to and with ")". */
-static struct tw_jnode *parse_args(struct tw_jparse *p)
-{
-    struct tw_jnode *first = NULL, **tail = &first;
-    bool named = false, star = false, starstar = false;
-
-    while (!tw_jskip_op(p, ")")) {
-        const struct tw_jtok *at = p->tok;
-        struct tw_jnode *n;
-
-        if (first) {
-            tw_jneed_op(p, ",");
-            if (tw_jskip_op(p, ")"))
-                break;
-            at = p->tok;
-        }
-        if (tw_jskip_op(p, "*")) {
-            if (star || starstar)
-                tw_jparse_fail(p, at, "a second or misplaced * argument");
-            n = tw_jnode_at(p, E_STAR, at);
-            star = true;
-        } else if (tw_jskip_op(p, "**")) {
-            if (starstar)
-                tw_jparse_fail(p, at, "a second ** argument");
-            n = tw_jnode_at(p, E_STARSTAR, at);
-            starstar = true;
-        } else if (p->tok->t == TW_T_NAME && p->tok[1].t == TW_T_OP && tw_str_is(p->tok[1].s, "=")) {
-            n = tw_jnode_at(p, E_KWARG, at);
-            n->name = at->s;
-            p->tok += 2;
-            named = true;
-        } else {
-            if (named || star || starstar)
-                tw_jparse_fail(p, at, "an argument by position behind arguments by name");
-            n = tw_jnode_at(p, E_ARG, at);
-        }
-        n->a = tw_jexpr(p);
-        *tail = n;
-        tail = &n->next;
-    }
-    return first;
-}
-
-static struct tw_jnode *none_node(struct tw_jparse *p)
-{
-    struct tw_jnode *n = tw_jnode_at(p, E_CONST, p->tok);
-
-    n->val = tw_jnone();
-    return n;
-}
-
-/* What stands between "[" and "]": an index, a tuple of them, or a slice. */
-static struct tw_jnode *parse_subscript(struct tw_jparse *p, struct tw_jnode *of,
-        const struct tw_jtok *at)
-{
-    struct tw_jnode *part[3] = { NULL, NULL, NULL }, *n;
-    int k = 0;
-    bool slice = false;
-
-    for (; !tw_jis_op(p, "]") && !tw_jis_op(p, ","); ) {
-        if (tw_jskip_op(p, ":")) {
-            slice = true;
-            if (++k > 2)
-                tw_jparse_fail(p, p->tok, "a third ':' in a slice");
-        } else if (part[k]) {
-            tw_jparse_fail(p, p->tok, "expected ']'");
-        } else {
-            part[k] = tw_jexpr(p);
-        }
-    }
-    if (tw_jis_op(p, ","))
-        tw_jparse_fail(p, p->tok, "an index of several parts");
-    tw_jneed_op(p, "]");
-    if (!slice) {
-        if (!part[0])
-            tw_jparse_fail(p, at, "an empty index");
-        n = tw_jnode_at(p, E_ITEM, at);
-        n->b = part[0];
-    } else {
-        n = tw_jnode_at(p, E_SLICE, at);
-        for (int i = 2; i >= 0; i--) {
-            struct tw_jnode *x = part[i] ? part[i] : none_node(p);
-
-            x->next = n->kid;
-            n->kid = x;
-        }
-    }
-    n->a = of;
-    return n;
-}
-
-static struct tw_jnode *parse_call(struct tw_jparse *p, struct tw_jnode *f,
-        const struct tw_jtok *at)
-{
-    struct tw_jnode *n = tw_jnode_at(p, E_CALL, at);
-
-    n->a = f;
-    n->kid = parse_args(p);
-    return n;
-}
-
-static struct tw_jnode *parse_postfix(struct tw_jparse *p, struct tw_jnode *n)
-{
-    for (;;) {
-        const struct tw_jtok *at = p->tok;
-
-        if (tw_jskip_op(p, ".")) {
-            struct tw_jnode *x;
-
-            if (p->tok->t == TW_T_NAME) {
-                x = tw_jnode_at(p, E_ATTR, p->tok);
-                x->name = p->tok->s;
-            } else if (p->tok->t == TW_T_INT) {
-                x = tw_jnode_at(p, E_ITEM, p->tok);
-                x->b = tw_jnode_at(p, E_CONST, p->tok);
-                x->b->val = tw_jint(p->tok->i);
-            } else {
-                tw_jparse_fail(p, p->tok, "expected a name or number behind '.'");
-            }
-            p->tok++;
-            x->a = n;
-            n = x;
-        } else if (tw_jskip_op(p, "[")) {
-            n = parse_subscript(p, n, at);
-        } else if (tw_jskip_op(p, "(")) {
-            n = parse_call(p, n, at);
-        } else {
-            return n;
-        }
-    }
-}
-
-static struct tw_jnode *parse_dict(struct tw_jparse *p, const struct tw_jtok *at)
-{
-    struct tw_jnode *n = tw_jnode_at(p, E_DICT, at), **tail = &n->kid;
-
-    while (!tw_jskip_op(p, "}")) {
-        if (n->kid) {
-            tw_jneed_op(p, ",");
-            if (tw_jskip_op(p, "}"))
-                break;
-        }
-        *tail = tw_jexpr(p);
-        tail = &(*tail)->next;
-        tw_jneed_op(p, ":");
-        *tail = tw_jexpr(p);
-        tail = &(*tail)->next;
-    }
-    return n;
-}
-
-static struct tw_jnode *parse_list(struct tw_jparse *p, const struct tw_jtok *at)
-{
-    struct tw_jnode *n = tw_jnode_at(p, E_LIST, at), **tail = &n->kid;
-
-    while (!tw_jskip_op(p, "]")) {
-        if (n->kid) {
-            tw_jneed_op(p, ",");
-            if (tw_jskip_op(p, "]"))
-                break;
-        }
-        *tail = tw_jexpr(p);
-        tail = &(*tail)->next;
-    }
-    return n;
-}
-
-static struct tw_jnode *parse_string(struct tw_jparse *p, const struct tw_jtok *at)
-{
-    struct tw_jnode *n = tw_jnode_at(p, E_CONST, at);
-    struct tw_buf b = {0};
-
-    if (p->tok->t != TW_T_STR) {
-        n->val = tw_jparse_text(p, at->s);
-        return n;
-    }
-    tw_buf_adds(&b, at->s);
-    for (; p->tok->t == TW_T_STR; p->tok++)
-        tw_buf_adds(&b, p->tok->s);
-    n->val = tw_jparse_text(p, tw_arena_str(&p->j->arena, tw_buf_str(&b)));
-    tw_buf_free(&b);
-    return n;
-}
-
-static struct tw_jnode *parse_name(struct tw_jparse *p, const struct tw_jtok *at)
-{
-    struct tw_jnode *n = tw_jnode_at(p, E_CONST, at);
-
-    if (tw_str_is(at->s, "true") || tw_str_is(at->s, "True")) {
-        n->val = tw_jbool(true);
-    } else if (tw_str_is(at->s, "false") || tw_str_is(at->s, "False")) {
-        n->val = tw_jbool(false);
-    } else if (tw_str_is(at->s, "none") || tw_str_is(at->s, "None") ||
-            (p->j->json_style && tw_str_is(at->s, "null"))) {
-        n->val = tw_jnone();
-    } else {
-        n->kind = E_NAME;
-        n->name = at->s;
-        n->sym = tw_jsymbol(p, at->s);
-        tw_jname_used(p, at->s);
-    }
-    return n;
-}
-
-static struct tw_jnode *parse_primary(struct tw_jparse *p)
-{
-    const struct tw_jtok *at = p->tok++;
-    struct tw_jnode *n;
-
-    switch (at->t) {
-    case TW_T_NAME:
-        return parse_name(p, at);
-    case TW_T_STR:
-        return parse_string(p, at);
-    case TW_T_INT:
-    case TW_T_FLOAT:
-        n = tw_jnode_at(p, E_CONST, at);
-        n->val = at->t == TW_T_INT ? tw_jint(at->i) : tw_jfloat(at->d);
-        return n;
-    case TW_T_OP:
-        if (tw_str_is(at->s, "(")) {
-            n = tw_jexpr_tuple(p, TW_JT_PAREN);
-            tw_jneed_op(p, ")");
-            return n;
-        }
-        if (tw_str_is(at->s, "["))
-            return parse_list(p, at);
-        if (tw_str_is(at->s, "{"))
-            return parse_dict(p, at);
-        break;
-    default:
-        break;
-    }
-    p->tok = at;
-    tw_jparse_fail(p, at, "expected an expression");
-}
-
 struct tw_jnode *tw_jexpr_filter(struct tw_jparse *p, struct tw_jnode *n, bool inline_first)
 {
     while (inline_first || tw_jskip_op(p, "|")) {
@@ -428,7 +191,7 @@ struct tw_jnode *tw_jexpr_filter(struct tw_jparse *p, struct tw_jnode *n, bool i
             tw_jparse_fail(p, at, "no filter named '%.*s'", (int)f->name.n, f->name.p);
         f->a = n;
         if (tw_jskip_op(p, "("))
-            f->kid = parse_args(p);
+            f->kid = tw_jparse_args(p);
         n = f;
     }
     return n;
@@ -458,12 +221,12 @@ static struct tw_jnode *parse_test(struct tw_jparse *p, struct tw_jnode *of)
         tw_jparse_fail(p, at, "no test named '%.*s'", (int)n->name.n, n->name.p);
     n->a = of;
     if (tw_jskip_op(p, "(")) {
-        n->kid = parse_args(p);
+        n->kid = tw_jparse_args(p);
     } else if (starts_argument(p)) {
         if (tw_jis_name(p, "is"))
             tw_jparse_fail(p, p->tok, "tests cannot be chained with 'is'");
         n->kid = tw_jnode_at(p, E_ARG, p->tok);
-        n->kid->a = parse_postfix(p, parse_primary(p));
+        n->kid->a = tw_jparse_postfix(p, tw_jparse_primary(p));
     }
     if (!negated)
         return n;
@@ -483,9 +246,9 @@ static struct tw_jnode *parse_unary(struct tw_jparse *p, bool with_filter)
         n = tw_jnode_at(p, sign, at);
         n->a = parse_unary(p, false);
     } else {
-        n = parse_primary(p);
+        n = tw_jparse_primary(p);
     }
-    n = parse_postfix(p, n);
+    n = tw_jparse_postfix(p, n);
     while (with_filter) {
         at = p->tok;
         if (tw_jis_op(p, "|"))
@@ -493,7 +256,7 @@ static struct tw_jnode *parse_unary(struct tw_jparse *p, bool with_filter)
         else if (tw_jskip_name(p, "is"))
             n = parse_test(p, n);
         else if (tw_jskip_op(p, "("))
-            n = parse_call(p, n, at);
+            n = tw_jparse_call(p, n, at);
         else
             break;
     }
@@ -514,7 +277,7 @@ struct tw_jnode *tw_jexpr_tuple(struct tw_jparse *p, enum tw_jtuple how)
             (how == TW_JT_ITER && tw_jis_name(p, "recursive")))) {
         if (first && !comma)
             break;
-        *tail = how == TW_JT_TARGET ? parse_primary(p) : how == TW_JT_ITER ? tw_jexpr_or(p) :
+        *tail = how == TW_JT_TARGET ? tw_jparse_primary(p) : how == TW_JT_ITER ? tw_jexpr_or(p) :
                 tw_jexpr(p);
         tail = &(*tail)->next;
         comma = tw_jskip_op(p, ",");

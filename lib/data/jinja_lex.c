@@ -130,8 +130,9 @@ static int hex_digits(const char *p, const char *end, int n, uint32_t *out)
     return 0;
 }
 
-/* One escape behind the backslash at P (Python's rules: an unknown one stays as it is). */
-static const char *escape(struct cursor *c, const char *p, const char *end, struct tw_buf *b)
+/* One escape behind the backslash at P (Python's rules: an unknown one stays as it is). What it
+ * stands for is never longer than the escape. */
+static const char *escape(struct cursor *c, const char *p, const char *end, char **out)
 {
     static const char from[] = "\\'\"abfnrtv", to[] = "\\'\"\a\b\f\n\r\t\v";
     const char *hit = *p ? strchr(from, *p) : NULL;
@@ -139,7 +140,7 @@ static const char *escape(struct cursor *c, const char *p, const char *end, stru
     int n = *p == 'x' ? 2 : *p == 'u' ? 4 : *p == 'U' ? 8 : 0;
 
     if (hit) {
-        tw_buf_putc(b, to[hit - from]);
+        *(*out)++ = to[hit - from];
         return p + 1;
     }
     if (*p == '\n')
@@ -147,25 +148,24 @@ static const char *escape(struct cursor *c, const char *p, const char *end, stru
     if (n) {
         if (hex_digits(p + 1, end, n, &v) || v > 0x10ffff || (v >= 0xd800 && v < 0xe000))
             fail(c, p, "a malformed escape in a string");
-        tw_buf_utf8(b, v);
+        *out += tw_utf8_put(*out, v);
         return p + 1 + n;
     }
     if (*p >= '0' && *p <= '7') {
         for (n = 0; n < 3 && p < end && *p >= '0' && *p <= '7'; n++)
             v = v * 8 + (uint32_t)(*p++ - '0');
-        tw_buf_utf8(b, v);
+        *out += tw_utf8_put(*out, v);
         return p;
     }
     if (*p == 'N')
         fail(c, p, "characters by name (\\N) are not supported");
-    tw_buf_putc(b, '\\');
+    *(*out)++ = '\\';
     return p;
 }
 
 static void lex_string(struct cursor *c)
 {
     const char *start = c->p, *p = start + 1, *q = p;
-    struct tw_buf b = {0};
     struct tw_str s;
 
     while (q < c->end && *q != *start)
@@ -175,13 +175,14 @@ static void lex_string(struct cursor *c)
     if (!memchr(p, '\\', (size_t)(q - p))) {
         s = (struct tw_str){ p, (size_t)(q - p) };
     } else {
+        char *text = tw_arena_alloc(&c->lx->j->arena, (size_t)(q - p) + 1), *out = text;
+
         while (p < q)
             if (*p == '\\')
-                p = escape(c, p + 1, q, &b);
+                p = escape(c, p + 1, q, &out);
             else
-                tw_buf_putc(&b, *p++);
-        s = tw_arena_str(&c->lx->j->arena, tw_buf_str(&b));
-        tw_buf_free(&b);
+                *out++ = *p++;
+        s = (struct tw_str){ text, (size_t)(out - text) };
     }
     push(c, TW_T_STR, start, 1)->s = s;
     c->p = q + 1;

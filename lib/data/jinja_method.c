@@ -1,17 +1,10 @@
 /* jinja_method.c - the methods of str, dict and list that a template may call. Those that would
  * change a value in place are refused, as the reference's sandbox refuses them. */
-#include "jinja_priv.h"
+#include "jinja_method.h"
 
 #include <utf8proc.h>
 
-enum method { M_STRIP = 1, M_LSTRIP, M_RSTRIP, M_SPLIT, M_RSPLIT, M_SPLITLINES, M_REPLACE,
-    M_STARTS, M_ENDS, M_UPPER, M_LOWER, M_TITLE, M_CAPITALIZE, M_SWAPCASE, M_FIND, M_RFIND, M_INDEX,
-    M_RINDEX, M_COUNT, M_JOIN, M_FORMAT, M_ISDIGIT, M_ISALPHA, M_ISALNUM, M_ISSPACE, M_ISUPPER,
-    M_ISLOWER, M_ZFILL, M_LJUST, M_RJUST, M_CENTER, M_REMOVEPREFIX, M_REMOVESUFFIX, M_PARTITION,
-    M_RPARTITION, M_GET, M_ITEMS, M_KEYS, M_VALUES, M_COPY, M_LINDEX, M_LCOUNT, M_UNSAFE, M_CYCLE,
-    M_CHANGED };
-
-struct name { const char *name; enum method m; };
+struct name { const char *name; enum tw_jmethod m; };
 static const struct name of_str[] = { { "strip", M_STRIP }, { "lstrip", M_LSTRIP },
     { "rstrip", M_RSTRIP }, { "split", M_SPLIT }, { "rsplit", M_RSPLIT },
     { "splitlines", M_SPLITLINES }, { "replace", M_REPLACE }, { "startswith", M_STARTS },
@@ -183,7 +176,7 @@ static struct tw_jval m_affix(struct tw_jrt *rt, const struct tw_jstr *s, struct
 }
 
 static struct tw_jval m_find(struct tw_jrt *rt, const struct tw_jstr *s, struct tw_jargs *a,
-        enum method m)
+        enum tw_jmethod m)
 {
     const struct tw_jstr *x = tw_jarg_str(rt, a, 0, NULL);
     bool last = m == M_RFIND || m == M_RINDEX;
@@ -243,7 +236,7 @@ static struct tw_jval m_join(struct tw_jrt *rt, const struct tw_jstr *s, struct 
     return tw_jsink_take(rt, k);
 }
 
-static bool in_class(uint32_t c, enum method m)
+static bool in_class(uint32_t c, enum tw_jmethod m)
 {
     utf8proc_category_t g = utf8proc_category((utf8proc_int32_t)c);
     bool alpha = g >= UTF8PROC_CATEGORY_LU && g <= UTF8PROC_CATEGORY_LO;
@@ -253,7 +246,7 @@ static bool in_class(uint32_t c, enum method m)
             alpha || digit || g == UTF8PROC_CATEGORY_NL || g == UTF8PROC_CATEGORY_NO;
 }
 
-static struct tw_jval m_is(const struct tw_jstr *s, enum method m)
+static struct tw_jval m_is(const struct tw_jstr *s, enum tw_jmethod m)
 {
     const char *p = s->p, *end = p + s->n;
     bool seen = false;
@@ -278,7 +271,7 @@ static struct tw_jval m_is(const struct tw_jstr *s, enum method m)
 }
 
 static struct tw_jval m_pad(struct tw_jrt *rt, const struct tw_jstr *s, struct tw_jargs *a,
-        enum method m)
+        enum tw_jmethod m)
 {
     int64_t width = tw_jarg_int(rt, a, 0, NULL, 0), n = width - (int64_t)tw_jchars(s), left;
     const struct tw_jstr *fill = m == M_ZFILL ? NULL : tw_jarg_str(rt, a, 1, NULL);
@@ -348,7 +341,7 @@ static struct tw_jval remove_affix(struct tw_jrt *rt, const struct tw_jstr *s, s
     return end ? tw_jsub(rt, s, 0, s->n - x->n) : tw_jsub(rt, s, x->n, s->n);
 }
 
-static struct tw_jval str_method(struct tw_jrt *rt, enum method m, const struct tw_jstr *s,
+static struct tw_jval str_method(struct tw_jrt *rt, enum tw_jmethod m, const struct tw_jstr *s,
         struct tw_jargs *a)
 {
     static const enum tw_jcase how[] = { TW_C_UPPER, TW_C_LOWER, TW_C_TITLE, TW_C_CAPITAL,
@@ -387,90 +380,7 @@ static struct tw_jval str_method(struct tw_jrt *rt, enum method m, const struct 
     }
 }
 
-/* ---- dict, list, loop ---- */
-
-static struct tw_jval dict_method(struct tw_jrt *rt, enum method m, const struct tw_jdict *d,
-        struct tw_jargs *a)
-{
-    const struct tw_jval *key = m == M_GET ? tw_jarg(a, 0, "key") : NULL, *x;
-    struct tw_jval l;
-
-    if (m == M_GET) {
-        if (!key)
-            tw_jfail(rt, "get expected at least 1 argument");
-        x = tw_jdict_get(rt, d, key);
-        x = x ? x : tw_jarg(a, 1, "default");
-        return x ? *x : tw_jnone();
-    }
-    if (m == M_COPY) {
-        l = tw_jdict_new(rt, d->n);
-        for (int64_t i = 0; i < d->n; i++)
-            l.u.m->e[i] = d->e[i];
-        l.u.m->n = d->n;
-        return l;
-    }
-    l = tw_jlist_new(rt, d->n, TW_L_VIEW);
-    for (int64_t i = 0; i < d->n; i++) {
-        struct tw_jval pair;
-
-        if (m != M_ITEMS) {
-            tw_jlist_add(rt, l.u.l, m == M_KEYS ? d->e[i].k : d->e[i].v);
-            continue;
-        }
-        pair = tw_jlist_new(rt, 2, TW_L_TUPLE);
-        tw_jlist_add(rt, pair.u.l, d->e[i].k);
-        tw_jlist_add(rt, pair.u.l, d->e[i].v);
-        tw_jlist_add(rt, l.u.l, pair);
-    }
-    return l;
-}
-
-static struct tw_jval list_method(struct tw_jrt *rt, enum method m, const struct tw_jlist *l,
-        struct tw_jargs *a)
-{
-    const struct tw_jval *x = m == M_COPY ? NULL : tw_jarg(a, 0, NULL);
-    struct tw_jval r;
-    int64_t n = 0;
-
-    if (m == M_COPY) {
-        r = tw_jlist_new(rt, l->n, l->kind);
-        for (int64_t i = 0; i < l->n; i++)
-            tw_jlist_add(rt, r.u.l, l->v[i]);
-        return r;
-    }
-    if (!x)
-        tw_jfail(rt, "a value to look for is needed");
-    for (int64_t i = 0; i < l->n; i++)
-        if (tw_jequal(rt, &l->v[i], x)) {
-            if (m == M_LINDEX)
-                return tw_jint(i);
-            n++;
-        }
-    if (m == M_LINDEX)
-        tw_jfail(rt, "the value is not in the list");
-    return tw_jint(n);
-}
-
-static struct tw_jval loop_method(struct tw_jrt *rt, enum method m, struct tw_jloop *l,
-        struct tw_jargs *a)
-{
-    struct tw_jval now = tw_jlist_new(rt, a->n, TW_L_TUPLE), old;
-    bool changed;
-
-    if (m == M_CYCLE) {
-        if (!a->n)
-            tw_jfail(rt, "no items for cycling given");
-        return a->v[l->i % a->n];
-    }
-    for (int64_t i = 0; i < a->n; i++)
-        tw_jlist_add(rt, now.u.l, a->v[i]);
-    old = (struct tw_jval){ .t = TW_V_LIST, .u.l = l->changed };
-    changed = !l->changed || !tw_jequal(rt, &old, &now);
-    l->changed = now.u.l;
-    return tw_jbool(changed);
-}
-
-static int64_t most_args(enum method m)
+static int64_t most_args(enum tw_jmethod m)
 {
     switch (m) {
     case M_FORMAT:
@@ -492,7 +402,7 @@ static int64_t most_args(enum method m)
 struct tw_jval tw_jmethod(struct tw_jrt *rt, uint16_t fn, const struct tw_jval *self,
         struct tw_jargs *a)
 {
-    enum method m = fn;
+    enum tw_jmethod m = fn;
     struct tw_jval r;
 
     if (m == M_UNSAFE)
@@ -500,11 +410,11 @@ struct tw_jval tw_jmethod(struct tw_jrt *rt, uint16_t fn, const struct tw_jval *
     if (self->t == TW_V_STR)
         r = str_method(rt, m, self->u.s, a);
     else if (self->t == TW_V_DICT)
-        r = dict_method(rt, m, self->u.m, a);
+        r = tw_jdict_method(rt, m, self->u.m, a);
     else if (self->t == TW_V_LIST)
-        r = list_method(rt, m, self->u.l, a);
+        r = tw_jlist_method(rt, m, self->u.l, a);
     else
-        return loop_method(rt, m, self->u.loop, a);
+        return tw_jloop_method(rt, m, self->u.loop, a);
     tw_jargs_done(rt, a, most_args(m), "the method");
     return r;
 }

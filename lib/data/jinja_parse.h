@@ -33,4 +33,9 @@ struct tw_jnode *tw_jexpr_or(struct tw_jparse *p);      /* without "a if b else 
 struct tw_jnode *tw_jexpr_tuple(struct tw_jparse *p, enum tw_jtuple how);
 /* Filters behind N; INLINE_FIRST: the first one has no '|' before it. */
 struct tw_jnode *tw_jexpr_filter(struct tw_jparse *p, struct tw_jnode *n, bool inline_first);
+/* jinja_primary.c. Arguments: behind "(", up to and with ")". */
+struct tw_jnode *tw_jparse_args(struct tw_jparse *p);
+struct tw_jnode *tw_jparse_call(struct tw_jparse *p, struct tw_jnode *f, const struct tw_jtok *at);
+struct tw_jnode *tw_jparse_postfix(struct tw_jparse *p, struct tw_jnode *n);
+struct tw_jnode *tw_jparse_primary(struct tw_jparse *p);
 #endif

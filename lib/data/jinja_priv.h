@@ -208,6 +208,7 @@ struct tw_jargs {
 
 _Noreturn void tw_jfail(struct tw_jrt *rt, const char *fmt, ...)
         __attribute__((format(printf, 2, 3)));
+_Noreturn void tw_jfail_undefined(struct tw_jrt *rt, const struct tw_jval *v);
 void *tw_jalloc(struct tw_jrt *rt, size_t n);
 void *tw_jarray(struct tw_jrt *rt, int64_t n, size_t size);     /* overflow-checked */
 static inline void tw_jstep(struct tw_jrt *rt, int64_t n)

@@ -71,6 +71,11 @@ struct tw_enc {
     bool colour;
 };
 
+/* Encodes slot I of the batch (encode_work.c); errors stay in the slot. */
+void tw_enc_work(void *enc, int64_t i, int thread);
+int tw_enc_of_shard(struct tw_enc *e, struct tw_enc_slot *s, const struct tw_shard_rec *r,
+        struct tw_err *err);
+
 /* Writing (encode_out.c). Both may be called by several threads for different slots. */
 void tw_enc_line(struct tw_enc_slot *s, const struct tw_sample *x, int64_t seq);
 void tw_enc_extra(struct tw_enc_slot *s, enum tw_rec_kind kind);
