@@ -240,6 +240,7 @@ static void try_names(const char *extra, const char *drop, const char *why)
     const struct tw_wtensor *t[64];
     struct tw_err err = { 0 };
     struct tw_buf b = { 0 };
+    struct tw_arena names = { 0 };
     struct tw_adapter *a;
     struct tw_wout *o;
     int64_t n = 0, i;
@@ -247,7 +248,7 @@ static void try_names(const char *extra, const char *drop, const char *why)
     CHECK(!tw_weights_open(&file, "tests/data/models/qwen3/adapter/adapter_model.safetensors",
             &err));
     for (i = 0; i < file.n; i++) {
-        char *s = tw_xasprintf("%s%.*s", extra, (int)file.t[i].name.n, file.t[i].name.p);
+        char *s = tw_arena_printf(&names, "%s%.*s", extra, (int)file.t[i].name.n, file.t[i].name.p);
 
         t[n] = &file.t[i];
         d[n] = (struct tw_wdecl){ .name = s, .dtype = TW_F32, .ndim = 2,
@@ -268,6 +269,7 @@ static void try_names(const char *extra, const char *drop, const char *why)
     tw_adapter_close(a);
     tw_weights_close(&file);
     tw_buf_free(&b);
+    tw_arena_free(&names);
     free(dir);
     free(out);
 }

@@ -140,6 +140,7 @@ static void copy_model(const char *name, const char *to, const char *skip, const
     struct tw_wdecl d[64];
     const float *data[64], zeros[64] = { 0 };
     struct tw_buf text = { 0 };
+    struct tw_arena names = { 0 };
     struct tw_err err = { 0 };
     struct tw_wout *o;
     int64_t k = 0, i;
@@ -147,13 +148,11 @@ static void copy_model(const char *name, const char *to, const char *skip, const
     CHECK(!tw_mkdirs(dir, &err) && !tw_weights_open(&file, from, &err));
     for (i = 0; i < file.n; i++) {
         const struct tw_wtensor *t = &file.t[i];
-        char *s = tw_xstrndup(t->name.p, t->name.n);
+        char *s = tw_arena_dup(&names, t->name.p, t->name.n);
         size_t cut = strip && !strncmp(s, strip, strlen(strip)) ? strlen(strip) : 0;
 
-        if (skip && !strncmp(s, skip, strlen(skip))) {
-            free(s);
+        if (skip && !strncmp(s, skip, strlen(skip)))
             continue;
-        }
         d[k] = (struct tw_wdecl){ .name = s + cut, .dtype = TW_F32, .ndim = t->ndim,
             .dim = { t->dim[0], t->dim[1] } };
         data[k++] = t->data;
@@ -170,6 +169,7 @@ static void copy_model(const char *name, const char *to, const char *skip, const
     CHECK(!tw_read_file(&text, cfg, 0, &err) && !tw_write_file(cfg2, text.p, text.n, &err));
     tw_weights_close(&file);
     tw_buf_free(&text);
+    tw_arena_free(&names);
     free(from);
     free(dir);
     free(cfg);
