@@ -55,7 +55,8 @@ static const char *const ignored[] = { "architectures", "auto_map", "transformer
     "num_return_sequences", "output_scores", "return_dict_in_generate", "forced_bos_token_id",
     "forced_eos_token_id", "remove_invalid_values", "exponential_decay_length_penalty",
     "suppress_tokens", "begin_suppress_tokens", "finetuning_task", "problem_type", "prefix",
-    "tokenizer_class", "tf_legacy_loss", "vision_config", "audio_config", "image_token_id",
+    "tokenizer_class", "tf_legacy_loss", "max_sequence_length", "model_max_length", "_commit_hash",
+    "vision_config", "audio_config", "image_token_id",
     "video_token_id", "vision_start_token_id", "vision_end_token_id", "language_model_only", NULL };
 
 /* Settings of maths that we have in one form only. */
