@@ -116,14 +116,30 @@ int tw_run_newest(struct tw_trainer *t, char **dir, struct tw_err *err)
     return 0;
 }
 
-/* Every option under its own name. */
+struct options {
+    const struct tw_trainer *t;
+    const struct tw_json *json;
+};
+
+/* Every option under its own name, with what its default came to. */
 static void put_options(struct tw_jw *w, void *arg)
 {
-    const struct tw_json *options = arg;
+    const struct options *o = arg;
 
-    for (int64_t i = 0; i < options->n; i++) {
-        tw_jw_key_n(w, options->item[i].key);
-        tw_jw_value(w, &options->item[i]);
+    for (int64_t i = 0; i < o->json->n; i++) {
+        const struct tw_json *v = &o->json->item[i];
+
+        tw_jw_key_n(w, v->key);
+        if (tw_str_is(v->key, "lr"))
+            tw_jw_num(w, o->t->schedule.lr);
+        else if (tw_str_is(v->key, "dtype"))
+            tw_jw_cstr(w, o->t->dtype == TW_BF16 ? "bf16" : "f32");
+        else if (tw_str_is(v->key, "steps") && o->t->schedule.total)
+            tw_jw_int(w, o->t->schedule.total);
+        else if (tw_str_is(v->key, "shuffle") && o->t->shuffle_auto)
+            tw_jw_cstr(w, o->t->shuffle ? "42" : "off");
+        else
+            tw_jw_value(w, v);
     }
 }
 
@@ -147,20 +163,26 @@ int tw_run_start(struct tw_trainer *t, struct tw_err *err)
     char *config = tw_path_join(t->o->out, "config.json");
     char *metrics = tw_path_join(t->o->out, "metrics.jsonl");
     struct tw_arena a = { 0 };
-    struct tw_json *options = tw_json_parse(&a, t->options, err);
+    struct options o = { t, tw_json_parse(&a, t->options, err) };
     struct tw_buf b = { 0 };
+    struct tw_jw w;
     int ret = -1;
 
-    tw_buf_adds(&b, t->options);
+    if (!o.json)
+        goto out;
+    tw_jw_init(&w, &b);
+    tw_jw_obj(&w);
+    put_options(&w, &o);
+    tw_jw_obj_end(&w);
     tw_buf_putc(&b, '\n');
-    if (!options || tw_write_file(config, b.p, b.n, err) ||
+    if (tw_write_file(config, b.p, b.n, err) ||
             (t->resuming && cut_metrics(t, metrics, err)))
         goto out;
     if (!(t->metrics = tw_metrics_open(metrics, t->resuming, err)))
         goto out;
     if (t->o->metrics && !(t->copy = tw_metrics_open(t->o->metrics, t->resuming, err)))
         goto out;
-    ret = t->resuming ? 0 : tw_run_event(t, "start", put_options, options, err);
+    ret = t->resuming ? 0 : tw_run_event(t, "start", put_options, &o, err);
 out:
     tw_arena_free(&a);
     tw_buf_free(&b);
