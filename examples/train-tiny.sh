@@ -16,10 +16,10 @@ mkdir -p "$out"
 awk -v seed=1 -v rows="${ROWS:-60000}" -f "$here/tiny/chat.awk" >"$out/generated.jsonl"
 tw-preprocess -q self-cognition,name=Tiny,author=Twinkle,system= "$data/identity.json" >"$out/identity.jsonl"
 tw-preprocess -q --filter length,max=1200 alpaca "$data/alpaca_en_demo.json" >"$out/alpaca.jsonl"
-times() { for _ in $(seq "$1"); do cat "$2"; done; }
-{ cat "$out/generated.jsonl"; times 10 "$out/identity.jsonl"; times 4 "$out/alpaca.jsonl"; } |
+repeat() { for _ in $(seq "$1"); do cat "$2"; done; }
+{ cat "$out/generated.jsonl"; repeat 10 "$out/identity.jsonl"; repeat 4 "$out/alpaca.jsonl"; } |
     tw-encode -q -m "$tiny" --max-length 512 --truncation drop -o "$out/chat.tws"
-{ head -n 25000 "$out/generated.jsonl"; times 4 "$out/identity.jsonl"; times 8 "$out/alpaca.jsonl"; } |
+{ head -n 25000 "$out/generated.jsonl"; repeat 4 "$out/identity.jsonl"; repeat 8 "$out/alpaca.jsonl"; } |
     tw-encode -q -m "$tiny" --max-length 512 --truncation drop -o "$out/talk.tws"
 
 # Plain text: an encyclopedia, the web, word problems.
