@@ -48,20 +48,22 @@ static int open_counted(struct tw_trainer *t, struct tw_err *err)
     return t->params ? 0 : -1;
 }
 
-static struct tw_data *open_data(struct tw_trainer *t, char *const *paths, int n, bool by_number,
+/* The records to train on, or those to evaluate on. */
+static struct tw_data *open_data(struct tw_trainer *t, char *const *paths, int n, bool eval,
         char *spool, struct tw_err *err)
 {
     const struct tw_model_info *info = tw_model_info(t->count_model);
     bool steps = t->schedule.kind != TW_CONSTANT && !t->o->steps;
     struct tw_data_opts d = { .path = paths, .npath = n, .chat = t->chat, .vocab = info->V,
         .max_len = info->max_positions > 0 ? info->max_positions : INT64_MAX, .spool = spool,
-        .again = by_number || t->o->epochs > 1 || steps || (t->shuffle && !t->shuffle_auto),
-        .again_if_sft = t->shuffle, .pairs = t->loss.pairs, .tally = &t->tally };
+        .again = eval || t->o->epochs > 1 || steps || (t->shuffle && !t->shuffle_auto),
+        .again_if_sft = t->shuffle, .pairs = t->loss.pairs,
+        .tally = eval ? &t->eval_tally : &t->tally };
     struct tw_data *data = tw_data_open(&d, err);
 
     if (data && !tw_data_streams(data) && !tw_data_count(data)) {
         tw_fail(err, n ? paths[0] : "stdin", 0, "no sample has a token to train on (%" PRId64
-                " records read)", t->tally.in);
+                " records read)", d.tally->in);
         tw_data_close(data);
         data = NULL;
     }
@@ -136,7 +138,9 @@ static void describe(const struct tw_trainer *t)
     tw_optim_groups(t->optim, n, elems);
     if (t->adapter) {
         tw_adapter_describe(t->adapter, &b);
-        tw_info("adapter: %s", b.p);
+        /* those who name modules want to see what they caught */
+        (t->o->lora && strcmp(t->lora_targets, "all-linear") ? tw_notice : tw_info)("adapter: %s",
+                b.p);
     }
     tw_info("weight decay %g on %" PRId64 " tensors (%s numbers), none on %" PRId64 " (%s)",
             t->optim_opts.decay, n[0], tw_fmt_count(text[0], elems[0]), n[1],
@@ -225,7 +229,7 @@ static int loop(struct tw_trainer *t, struct tw_err *err)
             ret = tw_run_publish(t, err);
         if (!ret)
             ret = after_step(t, t->schedule.total && t->step >= t->schedule.total, err);
-        tw_progress_at(&p, t->step, NULL);
+        tw_progress_at(&p, t->step, t->last);
     }
     if (!ret && end) {
         t->ended = true;
@@ -235,7 +239,10 @@ static int loop(struct tw_trainer *t, struct tw_err *err)
         if (t->step > 0)
             ret = after_step(t, true, err);
     }
+    if (!ret && *t->stop && t->step > 0 && t->saved != t->step)
+        ret = tw_run_save(t, err);      /* the signal came after what is due after a step */
     tw_progress_end(&p);
+    t->tally.out = tw_data_count(t->data);
     return ret;
 }
 
@@ -316,9 +323,13 @@ int tw_train(const struct tw_train_opts *o, char *const *paths, int npaths, stru
     if (o->merge)
         return tw_train_merge(o, err);
     tw_tally_start(&t.tally);
+    tw_tally_start(&t.eval_tally);
     ret = train(&t, err);
-    if (!ret && !o->plan)
+    if (!ret && !o->plan) {
+        if (t.eval_tally.skipped)
+            tw_tally_end(&t.eval_tally);
         tw_tally_end(&t.tally);
+    }
     close_all(&t);
     return ret;
 }

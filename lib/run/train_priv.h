@@ -43,7 +43,7 @@ struct tw_trainer {
     struct tw_engine engine;
     struct tw_chat *chat;
     struct tw_data *data, *eval;
-    struct tw_tally tally;
+    struct tw_tally tally, eval_tally;
     struct tw_metrics *metrics, *copy;
     int lock;                           /* of RUN; -1 */
     struct tw_arena arena;              /* of a step */
@@ -51,7 +51,7 @@ struct tw_trainer {
     int64_t per_epoch;                  /* steps; 0 for a stream */
     int64_t step;                       /* done so far */
     int64_t skips;                      /* in a row */
-    int64_t trained;                    /* samples of this process */
+    int64_t trained;                    /* samples of all steps */
     int64_t tokens;                     /* of all steps */
     double best;                        /* evaluation loss */
     int64_t best_step;                  /* -1: none yet */
@@ -63,6 +63,7 @@ struct tw_trainer {
     int64_t updates, metrics_bytes, stream_n;   /* as a checkpoint says */
     uint64_t stream_hash;
     size_t peak_plan;                   /* bytes, of the largest pass */
+    char last[96];                      /* of the last step, for the progress line */
 };
 
 /* train_opts.c: the text options. tw_train_settings() needs the data and the model. */

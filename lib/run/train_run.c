@@ -116,6 +116,27 @@ int tw_run_newest(struct tw_trainer *t, char **dir, struct tw_err *err)
     return 0;
 }
 
+size_t tw_run_ckpt_size(const struct tw_trainer *t)
+{
+    size_t elems = (size_t)t->params->elems, side = 0;
+    bool exact = t->use_lora || t->dtype == TW_F32;
+
+    tw_ckpt_copy_side(t->model_dir, NULL, &side, NULL);
+    return elems * (exact ? 4 : 2 + 4) + tw_train_moments(t) + side + (64 << 10);
+}
+
+static int check_space(const struct tw_trainer *t, struct tw_err *err)
+{
+    size_t need = tw_run_ckpt_size(t), have = tw_ckpt_free_space(t->o->out);
+    char a[32], b[32];
+
+    if (need <= have)
+        return 0;
+    return tw_fail(err, t->o->out, 0, "no space for a checkpoint: it takes %s (%zu bytes), and %s "
+            "(%zu bytes) are free", tw_fmt_bytes(a, (double)need), need,
+            tw_fmt_bytes(b, (double)have), have);
+}
+
 struct options {
     const struct tw_trainer *t;
     const struct tw_json *json;
@@ -164,12 +185,18 @@ int tw_run_start(struct tw_trainer *t, struct tw_err *err)
     char *metrics = tw_path_join(t->o->out, "metrics.jsonl");
     struct tw_arena a = { 0 };
     struct options o = { t, tw_json_parse(&a, t->options, err) };
+    size_t kept = tw_run_ckpt_size(t) * (size_t)(t->o->keep + 1);
     struct tw_buf b = { 0 };
     struct tw_jw w;
+    char text[32];
     int ret = -1;
 
-    if (!o.json)
+    if (!o.json || check_space(t, err))
         goto out;
+    if (t->o->keep && kept > tw_ckpt_free_space(t->o->out))
+        tw_notice("%s: the %" PRId64 " checkpoints to keep, and one more while it is written, take "
+                "%s, which is more than is free", t->o->out, t->o->keep,
+                tw_fmt_bytes(text, (double)kept));
     tw_jw_init(&w, &b);
     tw_jw_obj(&w);
     put_options(&w, &o);
@@ -223,27 +250,6 @@ static int flush_metrics(struct tw_trainer *t, struct tw_err *err)
         close(fd);
     free(path);
     return ret;
-}
-
-size_t tw_run_ckpt_size(const struct tw_trainer *t)
-{
-    size_t elems = (size_t)t->params->elems, side = 0;
-    bool exact = t->use_lora || t->dtype == TW_F32;
-
-    tw_ckpt_copy_side(t->model_dir, NULL, &side, NULL);
-    return elems * (exact ? 4 : 2 + 4) + tw_train_moments(t) + side + (64 << 10);
-}
-
-static int check_space(const struct tw_trainer *t, struct tw_err *err)
-{
-    size_t need = tw_run_ckpt_size(t), have = tw_ckpt_free_space(t->o->out);
-    char a[32], b[32];
-
-    if (need <= have)
-        return 0;
-    return tw_fail(err, t->o->out, 0, "no space for a checkpoint: it takes %s (%zu bytes), and %s "
-            "(%zu bytes) are free", tw_fmt_bytes(a, (double)need), need,
-            tw_fmt_bytes(b, (double)have), have);
 }
 
 /* What was saved, read back: every tensor is there, and training has left its mark in B. */

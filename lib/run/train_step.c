@@ -137,6 +137,14 @@ static void put_step(struct tw_jw *w, void *arg)
     tw_jw_int(w, peak_memory());
 }
 
+static void progress_text(struct tw_trainer *t, const struct step_line *l)
+{
+    char rate[32], memory[32];
+
+    snprintf(t->last, sizeof t->last, "loss %.4g, %s tokens/s, %s", l->loss,
+            tw_fmt_count(rate, (int64_t)l->rate), tw_fmt_bytes(memory, (double)peak_memory()));
+}
+
 static void put_eval(struct tw_jw *w, void *arg)
 {
     const struct step_line *l = arg;
@@ -194,12 +202,12 @@ int tw_train_step(struct tw_trainer *t, bool *end, struct tw_err *err)
     for (int64_t i = 0; i < b.n; i++)
         line.loss += b.s[i].sum;
     t->step++;
-    t->tally.out += b.samples;
     t->trained += b.samples;
     t->tally.tokens += b.tokens;
     line.norm = r.norm;
     line.tokens = t->tokens += b.tokens;
     line.rate = (double)b.tokens / fmax(tw_now() - t0, 1e-9);
+    progress_text(t, &line);
     if (tw_run_event(t, r.skipped ? "skip" : "step", put_step, &line, err))
         return -1;
     if (r.skipped)

@@ -1,0 +1,211 @@
+/* engine.c - many adapters in one call, and cuts that change nothing */
+#include "test.h"
+#include "run/engine.h"
+#include <stdlib.h>
+
+#define ADAPTERS 3
+#define SAMPLES 9
+#define LONGEST 40
+
+static const struct tw_loss ce = { .name = "cross_entropy", .form = TW_LOSS_CROSS_ENTROPY };
+static const struct tw_loss late = { .name = "late", .form = TW_LOSS_CROSS_ENTROPY,
+    .needs_logp = true };
+
+struct world {
+    struct tw_dev *dev;
+    struct tw_model *model;
+    struct tw_adapter *adapter[ADAPTERS];
+    struct tw_optim *optim[ADAPTERS];
+    struct tw_engine e;
+};
+static int32_t token[SAMPLES][LONGEST];
+static float weight[LONGEST], logp[2][SAMPLES][LONGEST];
+static int64_t length[SAMPLES];
+
+static void make_samples(void)
+{
+    for (int s = 0; s < SAMPLES; s++) {
+        length[s] = 2 + s * 11 % (LONGEST - 1);
+        for (int i = 0; i < LONGEST; i++)
+            token[s][i] = (int32_t)((s * 37 + i * 11 + i * i) % 200);
+    }
+    for (int i = 0; i < LONGEST; i++)
+        weight[i] = i % 4 == 3 ? 0 : 1 + (float)i / 8;
+}
+
+static void open_world(struct world *w, enum tw_dtype dtype)
+{
+    struct tw_model_opts mo = { .dtype = dtype };
+    struct tw_optim_opts oo = { .kind = TW_ADAMW, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8 };
+    struct tw_err err = { 0 };
+
+    *w = (struct world){ .dev = tw_cpu_open(2, "auto", &err) };
+    w->model = tw_model_open("tests/data/models/qwen3", w->dev, &mo, &err);
+    CHECK_STR(err.msg, "");
+    for (int i = 0; i < ADAPTERS; i++) {
+        struct tw_lora_opts lo = { .r = 1 + 3 * i, .alpha = 8, .dropout = 0.25 * i,
+            .targets = i == 1 ? "q_proj+down_proj" : "all-linear", .init = "default" };
+
+        w->adapter[i] = tw_adapter_new(w->model, &lo, (uint64_t)i, true, &err);
+        CHECK_STR(err.msg, "");
+        w->optim[i] = tw_optim_open(w->dev, tw_adapter_params(w->adapter[i]), true, &oo, &err);
+    }
+    w->e = (struct tw_engine){ .model = w->model, .micro_tokens = 64 };
+}
+
+static void close_world(struct world *w)
+{
+    for (int i = 0; i < ADAPTERS; i++) {
+        tw_optim_close(w->optim[i]);
+        tw_adapter_close(w->adapter[i]);
+    }
+    tw_engine_close(&w->e);
+    tw_model_close(w->model);
+    tw_dev_close(w->dev);
+}
+
+/* The samples of adapter A (-1: of all, mixed: sample i has adapter i % 3). */
+static int64_t take(struct world *w, int a, struct tw_engine_sample *s)
+{
+    int64_t n = 0;
+
+    for (int i = 0; i < SAMPLES; i++)
+        if (a < 0 || i % ADAPTERS == a)
+            s[n++] = (struct tw_engine_sample){ .token = token[i], .weight = weight,
+                .n = length[i], .adapter = w->adapter[i % ADAPTERS], .loss = &ce,
+                .scale = 0.5, .temp = 1, .key = (uint64_t)i };
+    return n;
+}
+
+static void two_steps(struct world *w, int a)
+{
+    struct tw_engine_sample s[SAMPLES];
+    struct tw_optim_report r;
+    struct tw_err err = { 0 };
+
+    for (int t = 0; t < 2; t++) {
+        int64_t n = take(w, a, s);
+
+        CHECK(tw_engine_forward_backward(&w->e, s, n, TW_DROPOUT, &err) == 0);
+        for (int i = 0; i < ADAPTERS; i++)
+            if (a < 0 || a == i)
+                CHECK(tw_engine_optim_step(&w->e, w->optim[i], 0.01, 1, &r, &err) == 0);
+    }
+    CHECK_STR(err.msg, "");
+}
+
+/* The same weights, bit for bit? */
+static bool same(struct world *a, struct world *b, int i)
+{
+    const struct tw_params *p = tw_adapter_params(a->adapter[i]);
+    const struct tw_params *q = tw_adapter_params(b->adapter[i]);
+
+    for (int64_t k = 0; k < p->n; k++)
+        if (memcmp(p->p[k].w.data, q->p[k].w.data, (size_t)p->p[k].n * sizeof(float)))
+            return false;
+    return p->n == q->n;
+}
+
+static void check_mix(enum tw_dtype dtype)
+{
+    struct world mixed, alone;
+
+    open_world(&mixed, dtype);
+    two_steps(&mixed, -1);
+    for (int i = 0; i < ADAPTERS; i++) {
+        open_world(&alone, dtype);
+        CHECK(!same(&mixed, &alone, i));
+        two_steps(&alone, i);
+        CHECK(same(&mixed, &alone, i));
+        close_world(&alone);
+    }
+    close_world(&mixed);
+}
+
+static void a_mixed_batch_gives_each_adapter_the_bits_of_its_own_step(void)
+{
+    check_mix(TW_F32);
+    check_mix(TW_BF16);
+}
+
+static void the_cut_and_recomputation_change_nothing(void)
+{
+    struct world a, b;
+
+    open_world(&a, TW_F32);
+    two_steps(&a, -1);
+    for (int i = 0; i < 4; i++) {
+        open_world(&b, TW_F32);
+        b.e.micro_tokens = (int64_t[]){ 1, 17, 100000, 50 }[i];
+        b.e.recompute = i == 3;
+        two_steps(&b, -1);
+        for (int k = 0; k < ADAPTERS; k++)
+            CHECK(same(&a, &b, k));
+        close_world(&b);
+    }
+    close_world(&a);
+}
+
+/* A loss that asks for the log-probabilities first gives the same gradient as one that does not. */
+static void late_coefficients_are_the_same(void)
+{
+    struct tw_engine_sample s[SAMPLES];
+    struct tw_optim_report r[2];
+    struct tw_err err = { 0 };
+    struct world w;
+
+    open_world(&w, TW_F32);
+    for (int k = 0; k < 2; k++) {
+        int64_t n = take(&w, -1, s);
+
+        for (int64_t i = 0; i < n; i++)
+            s[i].loss = k ? &late : &ce;
+        CHECK(tw_engine_forward_backward(&w.e, s, n, 0, &err) == 0);
+        CHECK(tw_engine_optim_step(&w.e, w.optim[0], 0, 1, &r[k], &err) == 0);
+        tw_params_zero(w.dev, tw_adapter_params(w.adapter[1]));
+        tw_params_zero(w.dev, tw_adapter_params(w.adapter[2]));
+    }
+    CHECK(r[0].norm > 0 && r[0].norm == r[1].norm);
+    close_world(&w);
+}
+
+/* Scoring: no dropout, no gradient, the loss of the training pass where that has no dropout. */
+static void scores_are_those_of_training(void)
+{
+    struct tw_engine_sample s[2][SAMPLES];
+    struct tw_err err = { 0 };
+    struct world w;
+    int64_t n;
+
+    open_world(&w, TW_F32);
+    for (int k = 0; k < 2; k++) {
+        n = take(&w, -1, s[k]);
+        for (int64_t i = 0; i < n; i++)
+            s[k][i].logp = logp[k][i];
+    }
+    CHECK(tw_engine_score(&w.e, s[0], n, &err) == 0);
+    CHECK(tw_engine_forward_backward(&w.e, s[1], n, 0, &err) == 0);
+    for (int64_t i = 0; i < n; i++) {
+        double sum = 0;
+
+        CHECK(s[0][i].sum == s[1][i].sum && s[0][i].sum > 0);
+        CHECK(!memcmp(logp[0][i], logp[1][i], (size_t)length[i] * sizeof(float)));
+        CHECK(logp[0][i][0] == 0);
+        for (int64_t t = 1; t < length[i]; t++) {
+            CHECK(weight[t] != 0 ? logp[0][i][t] < 0 : logp[0][i][t] == 0);
+            sum -= 0.5 * (double)weight[t] * (double)logp[0][i][t];
+        }
+        CHECK_NEAR(s[0][i].sum, sum, 1e-12);
+    }
+    close_world(&w);
+}
+
+int main(void)
+{
+    make_samples();
+    RUN(a_mixed_batch_gives_each_adapter_the_bits_of_its_own_step);
+    RUN(the_cut_and_recomputation_change_nothing);
+    RUN(late_coefficients_are_the_same);
+    RUN(scores_are_those_of_training);
+    return test_end();
+}

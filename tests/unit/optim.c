@@ -1,0 +1,240 @@
+/* optim.c - updates against the formulas in double, what decays, clipping, skipping, files */
+#include "test.h"
+#include "base/io.h"
+#include "nn/optim.h"
+#include <stdlib.h>
+#include <unistd.h>
+
+#define N 6
+
+/* Two row-major parameters: a matrix of 2 x 3 and a vector of 6. */
+struct set {
+    struct tw_dev *dev;
+    struct tw_param p[2];
+    struct tw_params params;
+    struct tw_optim *o;
+};
+
+static void open_set(struct set *s, const struct tw_optim_opts *opts)
+{
+    struct tw_err err = { 0 };
+
+    *s = (struct set){ .dev = tw_cpu_open(1, "auto", &err) };
+    for (int i = 0; i < 2; i++) {
+        s->p[i] = (struct tw_param){ .name = i ? "norm" : "matrix", .n = N, .matrix = !i,
+            .w = { .dtype = TW_F32, .rows = i ? 1 : 2, .cols = i ? 6 : 3 } };
+        s->p[i].w.data = tw_ops(s->dev)->alloc(s->dev, N * sizeof(float), &err);
+        s->p[i].g = tw_ops(s->dev)->alloc(s->dev, N * sizeof(float), &err);
+    }
+    s->params = (struct tw_params){ .p = s->p, .n = 2, .elems = 2 * N };
+    s->o = tw_optim_open(s->dev, &s->params, true, opts, &err);
+    CHECK(s->o != NULL);
+}
+
+static void close_set(struct set *s)
+{
+    tw_optim_close(s->o);
+    for (int i = 0; i < 2; i++) {
+        tw_ops(s->dev)->free(s->dev, s->p[i].w.data);
+        tw_ops(s->dev)->free(s->dev, s->p[i].g);
+    }
+    tw_dev_close(s->dev);
+}
+
+static void put(struct set *s, int i, bool grad, const float v[N])
+{
+    tw_ops(s->dev)->put(s->dev, grad ? s->p[i].g : s->p[i].w.data, v, N * sizeof(float));
+}
+
+static const float *get(struct set *s, int i, bool grad)
+{
+    static float v[2][N];
+
+    tw_ops(s->dev)->get(s->dev, v[grad], grad ? s->p[i].g : s->p[i].w.data, sizeof v[0]);
+    return v[grad];
+}
+
+static const float zero[N], start[N] = { 1, -2, 3, 0.5f, 0, -0.25f };
+static const float slope[N] = { 0.1f, -0.2f, 0, 3, -0.001f, 1e-6f };
+
+static void adamw_is_the_formula(void)
+{
+    struct tw_optim_opts opts = { .kind = TW_ADAMW, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8,
+        .decay = 0.1, .decay_all = true };
+    double w[N], m[N] = { 0 }, v[N] = { 0 };
+    struct tw_optim_report r;
+    struct tw_err err = { 0 };
+    struct set s;
+
+    open_set(&s, &opts);
+    put(&s, 0, false, start);
+    for (int i = 0; i < N; i++)
+        w[i] = start[i];
+    for (int t = 1; t <= 5; t++) {
+        put(&s, 0, true, slope);
+        CHECK(tw_optim_step(s.o, 0.01, 0, &r, &err) == 0 && !r.skipped);
+        CHECK(get(&s, 0, true)[0] == 0);            /* gradients are used up */
+        for (int i = 0; i < N; i++) {
+            double g = slope[i];
+
+            w[i] -= 0.01 * 0.1 * w[i];
+            m[i] = 0.9 * m[i] + 0.1 * g;
+            v[i] = 0.95 * v[i] + 0.05 * g * g;
+            w[i] -= 0.01 * m[i] / (1 - pow(0.9, t)) / (sqrt(v[i] / (1 - pow(0.95, t))) + 1e-8);
+            CHECK_NEAR(get(&s, 0, false)[i], w[i], 2e-6);
+        }
+    }
+    CHECK_INT(tw_optim_updates(s.o), 5);
+    close_set(&s);
+}
+
+static void sgd_has_a_momentum(void)
+{
+    struct tw_optim_opts opts = { .kind = TW_SGD, .momentum = 0.5 };
+    struct tw_optim_report r;
+    struct tw_err err = { 0 };
+    struct set s;
+
+    open_set(&s, &opts);
+    put(&s, 0, false, zero);
+    for (int t = 0; t < 2; t++) {
+        put(&s, 0, true, slope);
+        CHECK(tw_optim_step(s.o, 1, 0, &r, &err) == 0);
+    }
+    for (int i = 0; i < N; i++)                     /* 1 + (0.5 + 1) */
+        CHECK_NEAR(get(&s, 0, false)[i], -2.5 * (double)slope[i], 1e-6);
+    close_set(&s);
+}
+
+static void only_matrices_decay(void)
+{
+    for (int all = 0; all < 2; all++) {
+        struct tw_optim_opts opts = { .kind = TW_ADAMW, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8,
+            .decay = 0.1, .decay_all = all };
+        struct tw_optim_report r;
+        struct tw_err err = { 0 };
+        int64_t n[2], elems[2];
+        struct set s;
+
+        open_set(&s, &opts);
+        put(&s, 0, false, start);
+        put(&s, 1, false, start);
+        CHECK(tw_optim_step(s.o, 0.1, 1, &r, &err) == 0);
+        CHECK(r.norm == 0);
+        for (int i = 0; i < N; i++)
+            CHECK_NEAR(get(&s, 0, false)[i], 0.99 * (double)start[i], 1e-7);
+        CHECK(all == (memcmp(get(&s, 1, false), start, sizeof start) != 0));
+        tw_optim_groups(s.o, n, elems);
+        CHECK(n[0] == 1 + all && n[1] == 1 - all && elems[0] == N * (1 + all));
+        close_set(&s);
+    }
+}
+
+static void the_norm_is_of_everything_and_before_clipping(void)
+{
+    struct tw_optim_opts opts = { .kind = TW_SGD };
+    float three[N] = { 3 }, four[N] = { 0, 0, 4 };
+    struct tw_optim_report r;
+    struct tw_err err = { 0 };
+    struct set s;
+
+    open_set(&s, &opts);
+    put(&s, 0, true, three);
+    put(&s, 1, true, four);
+    CHECK(tw_optim_step(s.o, 1, 1, &r, &err) == 0);
+    CHECK_NEAR(r.norm, 5, 1e-12);
+    CHECK_NEAR(get(&s, 0, false)[0], -0.6, 1e-6);   /* both times 0.2 */
+    CHECK_NEAR(get(&s, 1, false)[2], -0.8, 1e-6);
+    put(&s, 0, true, three);
+    put(&s, 1, true, four);
+    CHECK(tw_optim_step(s.o, 1, 0, &r, &err) == 0); /* 0 never clips */
+    CHECK_NEAR(get(&s, 0, false)[0], -3.6, 1e-6);
+    put(&s, 0, true, three);
+    CHECK(tw_optim_step(s.o, 1, 1e9, &r, &err) == 0);
+    CHECK_NEAR(get(&s, 0, false)[0], -6.6, 1e-6);
+    close_set(&s);
+}
+
+static void a_gradient_that_is_not_finite_changes_nothing(void)
+{
+    struct tw_optim_opts opts = { .kind = TW_ADAMW, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8,
+        .decay = 0.1 };
+    float bad[N] = { 1, INFINITY };
+    struct tw_optim_report r;
+    struct tw_err err = { 0 };
+    struct set s;
+
+    for (int nan = 0; nan < 2; nan++) {
+        bad[1] = nan ? NAN : INFINITY;
+        open_set(&s, &opts);
+        put(&s, 0, false, start);
+        put(&s, 1, false, start);
+        put(&s, 0, true, slope);
+        put(&s, 1, true, bad);
+        CHECK(tw_optim_step(s.o, 0.1, 1, &r, &err) == 0);
+        CHECK(r.skipped);
+        CHECK_STR(r.bad, "norm");
+        CHECK_INT(tw_optim_updates(s.o), 0);
+        CHECK(!memcmp(get(&s, 0, false), start, sizeof start));
+        CHECK(get(&s, 1, true)[1] == 0);
+        CHECK(tw_optim_step(s.o, 0, 1, &r, &err) == 0 && !r.skipped);
+        CHECK(tw_optim_bad_weight(s.o, &err) == NULL);
+        put(&s, 1, false, bad);
+        CHECK_STR(tw_optim_bad_weight(s.o, &err), "norm");
+        close_set(&s);
+    }
+}
+
+static void moments_go_through_a_file(void)
+{
+    struct tw_optim_opts opts = { .kind = TW_ADAMW, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8 };
+    char dir[] = "/tmp/tw-optim-XXXXXX", *path;
+    struct tw_optim_report r;
+    struct tw_err err = { 0 };
+    struct set a, b;
+
+    CHECK(mkdtemp(dir) != NULL);
+    path = tw_path_join(dir, "m.safetensors");
+    open_set(&a, &opts);
+    open_set(&b, &opts);
+    for (int t = 0; t < 4; t++) {
+        put(&a, 0, true, slope);
+        put(&a, 1, true, start);
+        CHECK(tw_optim_step(a.o, 0.1, 1, &r, &err) == 0);
+        if (t == 1) {
+            CHECK(tw_optim_save(a.o, path, &err) == 0);
+            CHECK(tw_optim_load(b.o, path, tw_optim_updates(a.o), &err) == 0);
+            put(&b, 0, false, get(&a, 0, false));
+            put(&b, 1, false, get(&a, 1, false));
+        }
+    }
+    for (int t = 2; t < 4; t++) {
+        put(&b, 0, true, slope);
+        put(&b, 1, true, start);
+        CHECK(tw_optim_step(b.o, 0.1, 1, &r, &err) == 0);
+    }
+    for (int i = 0; i < 2; i++) {
+        float w[N];
+
+        memcpy(w, get(&a, i, false), sizeof w);
+        CHECK(!memcmp(w, get(&b, i, false), sizeof w));
+    }
+    b.p[0].name = "other";
+    CHECK(tw_optim_load(b.o, path, 0, &err) == -1);
+    CHECK_STR(err.msg, "exp_avg.other: is missing");
+    tw_rmtree(dir, &err);
+    free(path);
+    close_set(&a);
+    close_set(&b);
+}
+
+int main(void)
+{
+    RUN(adamw_is_the_formula);
+    RUN(sgd_has_a_momentum);
+    RUN(only_matrices_decay);
+    RUN(the_norm_is_of_everything_and_before_clipping);
+    RUN(a_gradient_that_is_not_finite_changes_nothing);
+    RUN(moments_go_through_a_file);
+    return test_end();
+}
