@@ -1,5 +1,6 @@
 /* load.c - values of the weights: from a checkpoint, or random */
 #include "nn/model_priv.h"
+#include "base/pool.h"
 #include "base/rng.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -120,43 +121,64 @@ int tw_model_check(const struct tw_model *m, struct tw_weights *file, struct tw_
     return check_claimed(m, file, err);
 }
 
+/* The counting device has no use for billions of numbers. */
+static bool counts_only(const struct tw_model *m)
+{
+    return !strcmp(m->ops->name, "count");
+}
+
 int tw_model_load(struct tw_model *m, struct tw_weights *file, struct tw_err *err)
 {
+    if (counts_only(m))
+        return 0;
     for (int64_t i = 0; i < m->nw; i++)
         if (load_one(m, &m->w[i], tw_weights_find(file, tw_str(m->w[i].name)), err))
             return -1;
     return 0;
 }
 
-/* Element I of tensor K: a pure function of (seed, K, I), so it depends on no layout. */
-static void random_one(struct tw_model *m, struct tw_weight *w, int64_t k, float *buf, int64_t step)
+struct fill {
+    const struct tw_weight *w;
+    float *buf;
+    uint64_t seed, k;           /* k: the tensor's place in the list */
+    int64_t row;                /* of buf's first */
+    double std;
+};
+
+/* Element I of tensor K: a pure function of (seed, K, I), so it depends on no layout or thread. */
+static void fill_row(void *arg, int64_t i, int thread)
 {
-    int64_t cols = w->w.cols;
-    double std = m->cfg.init_range;
+    const struct fill *f = arg;
+    int64_t cols = f->w->w.cols, at = (f->row + i) * cols;
 
-    for (int64_t r = 0; r < w->w.rows; r += step) {
-        int64_t n = r + step < w->w.rows ? step : w->w.rows - r;
-
-        for (int64_t i = 0; i < n * cols; i++)
-            buf[i] = !w->matrix ? !w->is_bias :
-                    (float)(std * tw_rand_normal(m->opts.seed, (uint64_t)k,
-                            (uint64_t)(r * cols + i)));
-        put_rows(m, w, buf, TW_F32, r, n);
-    }
+    for (int64_t j = 0; j < cols; j++)
+        f->buf[i * cols + j] = !f->w->matrix ? !f->w->is_bias :
+                (float)(f->std * tw_rand_normal(f->seed, f->k, (uint64_t)(at + j)));
 }
 
 int tw_model_init_random(struct tw_model *m, struct tw_err *err)
 {
-    if (!strcmp(m->ops->name, "count"))     /* it has no use for billions of numbers */
+    struct tw_pool *pool;
+
+    if (counts_only(m))
         return 0;
+    pool = tw_pool_open(0);
     for (int64_t k = 0; k < m->nw; k++) {
         struct tw_weight *w = &m->w[k];
         int64_t step = chunk_rows(w) < w->w.rows ? chunk_rows(w) : w->w.rows;
-        float *buf = tw_xreallocarray(NULL, (size_t)(step * w->w.cols), sizeof *buf);
+        struct fill f = { .w = w, .seed = m->opts.seed, .k = (uint64_t)k,
+            .std = m->cfg.init_range,
+            .buf = tw_xreallocarray(NULL, (size_t)(step * w->w.cols), sizeof *f.buf) };
 
-        random_one(m, w, k, buf, step);
-        free(buf);
+        for (; f.row < w->w.rows; f.row += step) {
+            int64_t n = f.row + step < w->w.rows ? step : w->w.rows - f.row;
+
+            tw_pool_run(pool, n, fill_row, &f);
+            put_rows(m, w, f.buf, TW_F32, f.row, n);
+        }
+        free(f.buf);
     }
+    tw_pool_close(pool);
     return m->ops->sync(m->dev, err);
 }
 
