@@ -53,6 +53,7 @@ void tw_tok_decode(const struct tw_tok *t, const int32_t *id, int64_t n, bool sk
 struct tw_tok_stream {
     const struct tw_tok *t;
     bool skip_special;
+    bool whole;                 /* the caller waits for the end: text may come as late as that */
     struct {                    /* of each part of the decoder: bytes that wait, a count */
         struct tw_buf hold;
         int64_t n;

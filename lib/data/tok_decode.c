@@ -7,18 +7,24 @@ static void push(struct tw_tok_stream *s, int level, struct tw_str tok, struct t
 /* The bytes a token stands for in a byte-level model; a token with any other character is itself. */
 static void push_bytes(struct tw_buf *hold, struct tw_str tok)
 {
-    size_t before = hold->n, k;
+    const unsigned char *p = (const unsigned char *)tok.p, *end = p + tok.n;
+    char *out = tw_buf_grow(hold, tok.n), *o = out;
 
-    for (size_t i = 0; i < tok.n; i += k) {
-        int b = tok_char_byte(tok_char((const unsigned char *)tok.p + i, &k));
+    while (p < end) {
+        size_t k = 1;
+        int b = *p;
 
+        if (b <= 0x20 || b >= 0x7F)
+            b = tok_char_byte(tok_char(p, &k));
         if (b < 0) {
-            hold->n = before;
-            tw_buf_adds(hold, tok);
-            return;
+            memcpy(out, tok.p, tok.n);
+            o = out + tok.n;
+            break;
         }
-        tw_buf_putc(hold, (char)b);
+        *o++ = (char)b;
+        p += k;
     }
+    hold->n += (size_t)(o - out);
 }
 
 /* Moves what is complete in the hold of a byte-level stage on. */
@@ -172,7 +178,8 @@ static void push(struct tw_tok_stream *s, int level, struct tw_str tok, struct t
     switch (s->t->dec[level].kind) {
     case TOK_DEC_BYTELEVEL:
         push_bytes(&s->stage[level].hold, tok);
-        drain_bytes(s, level, false, out);
+        if (!s->whole)                  /* else all at once, at the end */
+            drain_bytes(s, level, false, out);
         break;
     case TOK_DEC_FALLBACK:
         b = fallback_byte(tok);
@@ -254,6 +261,7 @@ void tw_tok_decode(const struct tw_tok *t, const int32_t *id, int64_t n, bool sk
     struct tw_tok_stream s;
 
     tw_tok_stream_start(&s, t, skip_special);
+    s.whole = true;
     for (int64_t i = 0; i < n; i++)
         tw_tok_stream_put(&s, id[i], out);
     tw_tok_stream_end(&s, out);
