@@ -32,18 +32,31 @@ struct tw_tok *tw_tok_open_json(struct tw_str json, const char *name, struct tw_
     return t;
 }
 
+struct tw_tok *tw_tok_open_spm(struct tw_str model, const char *name, struct tw_err *err)
+{
+    struct tw_tok *t = new_tok(name);
+
+    if (tok_spm_load(t, model, err) || finish(t, err)) {
+        tw_tok_close(t);
+        return NULL;
+    }
+    return t;
+}
+
 struct tw_tok *tw_tok_open(const char *dir, struct tw_err *err)
 {
-    char *path = tw_path_join(dir, "tokenizer.json");
-    struct tw_tok *t = new_tok(path);
+    char *json = tw_path_join(dir, "tokenizer.json"), *spm = tw_path_join(dir, "tokenizer.model");
+    bool old = !tw_is_file(json) && tw_is_file(spm);
+    struct tw_tok *t = new_tok(old ? spm : json);
     struct tw_map map = {0};
-    int r = tw_map_open(&map, path, err);
+    int r = tw_map_open(&map, t->name, err);
 
     if (!r)
-        r = tok_load(t, (struct tw_str){ (const char *)map.p, map.n }, err);
+        r = (old ? tok_spm_load : tok_load)(t, (struct tw_str){ (const char *)map.p, map.n }, err);
     tw_map_close(&map);
-    free(path);
-    if (r || tok_conf_load(t, dir, err) || finish(t, err)) {
+    free(json);
+    free(spm);
+    if (r || tok_conf_load(t, dir, old, err) || finish(t, err)) {
         tw_tok_close(t);
         return NULL;
     }

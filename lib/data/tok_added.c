@@ -217,11 +217,12 @@ int tok_added_finish(struct tw_tok *t, struct tw_err *err)
 
         if (a->special)
             t->flags[a->id] |= TOK_ID_SPECIAL;
-        if (a->normalized && tok_norm_run(&e, &in, &out)) {
+        if (a->normalized && !a->pattern.p && tok_norm_run(&e, &in, &out)) {
             tok_enc_free(&e);
             return -1;
         }
-        a->pattern = tw_arena_str(&t->mem, (struct tw_str){ out.p, out.n });
+        if (!a->pattern.p)
+            a->pattern = tw_arena_str(&t->mem, (struct tw_str){ out.p, out.n });
         tok_enc_free(&e);
         if (!tw_str_eq(a->pattern, a->text))
             t->flags[a->id] |= TOK_ID_PATTERN;

@@ -61,9 +61,46 @@ static int added_decoder(struct tw_tok *t, const struct tw_json *list, const cha
     return 0;
 }
 
-static int load(struct tw_tok *t, const char *dir, const char *name, bool decoder,
+/* What code adds for a folder with tokenizer.model alone: BOS unless add_bos_token is false, EOS if
+ * add_eos_token is true; ChatGLM has a prefix of its own. CONF may be NULL. */
+static int post_of(struct tw_tok *t, const struct tw_json *conf, const char *path,
         struct tw_err *err)
 {
+    static const char *const glm[] = { "[gMASK]", "sop" };
+    struct tw_str cls = { "", 0 };
+    bool bos = true, eos = false;
+
+    if (!conf)
+        conf = &(const struct tw_json){ .type = TW_JOBJ };
+    if (tw_json_get_bool(conf, "add_bos_token", &bos, err) < 0
+            || tw_json_get_bool(conf, "add_eos_token", &eos, err) < 0
+            || tw_json_get_str(conf, "tokenizer_class", &cls, err) < 0) {
+        tw_err_place(err, path, 0);
+        return -1;
+    }
+    if (tw_str_is(cls, "ChatGLMTokenizer")) {
+        for (int i = 0; i < 2; i++) {
+            int32_t id = tok_vocab_find(&t->vocab, glm[i], strlen(glm[i]));
+
+            if (id < 0)
+                return tw_fail(err, path, 0, "%s is in neither added_tokens_decoder nor "
+                        "tokenizer.model", glm[i]);
+            t->before[t->nbefore++] = id;
+        }
+        return 0;
+    }
+    if (bos && t->bos >= 0)
+        t->before[t->nbefore++] = t->bos;
+    if (eos && t->eos >= 0)
+        t->after[t->nafter++] = t->eos;
+    return 0;
+}
+
+/* SPM: bos, eos and pad of tokenizer.model, NULL where there is none. */
+static int load(struct tw_tok *t, const char *dir, const char *name, bool config,
+        const int32_t *spm, struct tw_err *err)
+{
+    int32_t *const at[] = { &t->bos, &t->eos, &t->pad };
     char *path = tw_path_join(dir, name);
     struct tw_arena mem = {0};
     const struct tw_json *v = NULL, *list = NULL;
@@ -76,7 +113,7 @@ static int load(struct tw_tok *t, const char *dir, const char *name, bool decode
         ret = v && v->type == TW_JOBJ ? 0 : -1;
     }
     if (v && !ret) {
-        list = decoder ? tw_json_get(v, "added_tokens_decoder") : NULL;
+        list = config ? tw_json_get(v, "added_tokens_decoder") : NULL;
         if (list && list->type != TW_JOBJ)
             ret = tw_fail(err, path, 0, "added_tokens_decoder is not an object");
         else if (added_decoder(t, list, path, err) || named(t, v, path, "bos_token", &t->bos, err)
@@ -84,13 +121,21 @@ static int load(struct tw_tok *t, const char *dir, const char *name, bool decode
                 || named(t, v, path, "pad_token", &t->pad, err))
             ret = -1;
     }
+    for (int i = 0; i < 3 && spm; i++)  /* what the model file says gives way to the configuration */
+        if (*at[i] < 0)
+            *at[i] = spm[i];
+    if (!ret && spm)
+        ret = post_of(t, v, path, err);
     tw_arena_free(&mem);
     free(path);
     return ret;
 }
 
-int tok_conf_load(struct tw_tok *t, const char *dir, struct tw_err *err)
+int tok_conf_load(struct tw_tok *t, const char *dir, bool is_spm, struct tw_err *err)
 {
-    return load(t, dir, "tokenizer_config.json", true, err)
-            || load(t, dir, "special_tokens_map.json", false, err) ? -1 : 0;
+    const int32_t spm[] = { t->bos, t->eos, t->pad };
+
+    t->bos = t->eos = t->pad = -1;
+    return load(t, dir, "tokenizer_config.json", true, is_spm ? spm : NULL, err)
+            || load(t, dir, "special_tokens_map.json", false, NULL, err) ? -1 : 0;
 }

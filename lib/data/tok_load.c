@@ -297,14 +297,11 @@ static int model_parts(struct tw_tok *t, struct tw_arena *mem, const struct raw 
     return 0;
 }
 
-/* All that decides ids, whatever the file's layout. */
-static void fingerprint(struct tw_tok *t, struct tw_arena *mem, const struct raw *raw)
+void tok_fingerprint(struct tw_tok *t, struct tw_str parts)
 {
-    const struct tw_str part[] = { raw->norm, raw->pre, raw->post };
     uint64_t h = (uint64_t)(t->bpe.ignore_merges | t->bpe.byte_fallback << 1 | t->bpe.fuse_unk << 2);
     uint64_t sum = 0;
     struct tw_buf b = {0};
-    struct tw_jw w;
 
     for (int32_t id = 0; id < t->vocab.n; id++) {
         struct tw_str s = tok_vocab_text(&t->vocab, id);
@@ -315,20 +312,33 @@ static void fingerprint(struct tw_tok *t, struct tw_arena *mem, const struct raw
         if (t->bpe.pair[i].left != TOK_NONE)
             sum += tw_hash64(&t->bpe.pair[i], sizeof(t->bpe.pair[i]), 0);
     h = tw_hash64(&sum, sizeof(sum), h);
+    tw_buf_adds(&b, parts);
+    for (int i = 0; i < t->nadded; i++) {
+        const struct tok_added *a = &t->added[i];
+
+        tw_buf_printf(&b, " %d %d", a->id, a->special | a->lstrip << 1 | a->rstrip << 2
+                | a->single_word << 3 | a->normalized << 4);
+    }
+    for (int i = 0; i < t->nnorm; i++)
+        tw_buf_printf(&b, " %d", t->norm[i].kind);
+    t->hash = tw_hash64(b.p, b.n, h);
+    tw_buf_free(&b);
+}
+
+/* The parts that decide ids, each on one line, whatever the file's layout. */
+static void hash_file(struct tw_tok *t, struct tw_arena *mem, const struct raw *raw)
+{
+    const struct tw_str part[] = { raw->norm, raw->pre, raw->post };
+    struct tw_buf b = {0};
+    struct tw_jw w;
+
     tw_jw_init(&w, &b);
     tw_jw_arr(&w);
     for (int i = 0; i < 3; i++)
         if (part[i].p)
             tw_jw_value(&w, tw_json_parse(mem, part[i], NULL));
-    for (int i = 0; i < t->nadded; i++) {
-        const struct tok_added *a = &t->added[i];
-
-        tw_jw_int(&w, a->id);
-        tw_jw_int(&w, a->special | a->lstrip << 1 | a->rstrip << 2 | a->single_word << 3
-                        | a->normalized << 4);
-    }
     tw_jw_arr_end(&w);
-    t->hash = tw_hash64(b.p, b.n, h);
+    tok_fingerprint(t, tw_buf_str(&b));
     tw_buf_free(&b);
 }
 
@@ -361,7 +371,7 @@ int tok_load(struct tw_tok *t, struct tw_str json, struct tw_err *err)
             || tok_load_parts(t, norm, pre, post, dec, err))
         goto out;
     tok_bpe_finish(&t->bpe, &t->vocab);
-    fingerprint(t, &mem, &raw);
+    hash_file(t, &mem, &raw);
     ret = 0;
 out:
     tw_arena_free(&mem);

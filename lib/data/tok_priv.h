@@ -3,7 +3,8 @@
  * Text flows through views: bytes and, when spans are wanted, for each byte the range of the
  * caller's text it came from. tok.c finds the added tokens, tok_norm.c rewrites what lies between
  * them, tok_pre.c cuts it into words, tok_bpe.c turns words into ids (tok_cache.c remembers them),
- * tok_decode.c goes back. tok_load.c reads tokenizer.json, tok_conf.c the files beside it. */
+ * tok_decode.c goes back. tok_load.c and
+ * tok_parts.c read tokenizer.json, tok_spm.c tokenizer.model, tok_conf.c the files beside them. */
 #ifndef TW_TOK_PRIV_H
 #define TW_TOK_PRIV_H
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -132,7 +133,7 @@ void tok_cache_put(struct tok_cache *c, const char *p, size_t len, uint64_t hash
 /* ---- added tokens (tok_added.c) ---- */
 
 struct tok_added {
-    struct tw_str text, pattern;        /* as in the file; as searched for (normalized) */
+    struct tw_str text, pattern;        /* as in the file; as searched for (made from it unless set) */
     int32_t id;
     bool special, lstrip, rstrip, single_word, normalized;
 };
@@ -324,12 +325,16 @@ int tok_scan_skip(struct tok_scan *s, struct tw_str *raw);      /* one value of 
 int tok_scan_fail(struct tok_scan *s, const char *what);
 
 int tok_load(struct tw_tok *t, struct tw_str json, struct tw_err *err);
+int tok_spm_load(struct tw_tok *t, struct tw_str file, struct tw_err *err);
+/* Sets t->hash from tokens, merges, settings and PARTS, a text that names the other parts. */
+void tok_fingerprint(struct tw_tok *t, struct tw_str parts);
 int tok_load_parts(struct tw_tok *t, const struct tw_json *norm, const struct tw_json *pre,
         const struct tw_json *post, const struct tw_json *dec, struct tw_err *err);
 int tok_load_decoder(struct tw_tok *t, const struct tw_json *v, struct tw_err *err);
 int tok_added_load(struct tw_tok *t, const struct tw_json *list, struct tw_err *err);
 int tok_added_put(struct tw_tok *t, const struct tok_added *a, struct tw_err *err);
 int tok_added_finish(struct tw_tok *t, struct tw_err *err);
-int tok_conf_load(struct tw_tok *t, const char *dir, struct tw_err *err);
+/* IS_SPM: T came from tokenizer.model; the configuration says what is added before and after. */
+int tok_conf_load(struct tw_tok *t, const char *dir, bool is_spm, struct tw_err *err);
 
 #endif

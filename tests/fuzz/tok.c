@@ -1,5 +1,5 @@
-/* tok.c - fuzzes tokenizers. An input that begins with '{' is a tokenizer.json, which then encodes a
- * fixed text; any other is text for the tokenizers of tests/data: its first byte picks the
+/* tok.c - fuzzes tokenizers. An input that begins with '{' is a tokenizer.json, one that begins with
+ * a newline (field 1 of protobuf) a tokenizer.model; it then encodes a fixed text. Any other is text for the tokenizers of tests/data: its first byte picks the
  * tokenizer, the second where the parts are cut. Encoding must not depend on spans or on what the
  * word cache holds, streaming must equal decoding, and byte-level text must come back unchanged. */
 #include "base/io.h"
@@ -12,7 +12,8 @@ static const char *const dir[] = { "tests/data/tokenizers/qwen3", "tests/data/to
     "tests/data/tokenizers-parts/gpt2", "tests/data/tokenizers-parts/meta_norm",
     "tests/data/tokenizers-parts/dsv2", "tests/data/tokenizers-parts/qwen35",
     "tests/data/tokenizers-parts/gemma", "tests/data/tokenizers-parts/o200k",
-    "tests/data/tokenizers-parts/split_look", "tests/data/tokenizers-parts/meta_first_False" };
+    "tests/data/tokenizers-parts/split_look", "tests/data/tokenizers-parts/meta_first_False",
+    "tests/data/tokenizers-spm/user", "tests/data/tokenizers-spm/squeeze" };
 #define TOKS (sizeof(dir) / sizeof(dir[0]))
 
 static void must(bool ok)
@@ -68,8 +69,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     struct tw_buf b = {0};
     size_t which, cut;
 
-    if (n && data[0] == '{') {
-        t = tw_tok_open_json(text, "fuzz", NULL);
+    if (n && (data[0] == '{' || data[0] == '\n')) {
+        t = (data[0] == '{' ? tw_tok_open_json : tw_tok_open_spm)(text, "fuzz", NULL);
         if (t)
             check(t, TW_STR_LIT("Hello <a>, wor\xE2\x96\x81ld e\xCC\x81 12\n \xF0\x9F\x98\x80"), 9,
                     false);

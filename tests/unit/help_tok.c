@@ -26,15 +26,19 @@ struct tw_tok *test_open_tok(const char *dir, struct tw_err *err)
 {
     char *plain = tw_path_join(dir, "tokenizer.json");
     char *packed = tw_path_join(dir, "tokenizer.json.zst");
+    char *spm = tw_path_join(dir, "tokenizer.model");
     bool is_plain = tw_is_file(plain);
     struct tw_buf b = {0};
     struct tw_tok *t = NULL;
 
-    if (!(is_plain ? tw_read_file(&b, plain, 0, err) : test_read_zst(&b, packed, err)))
+    if (tw_is_file(spm))
+        t = tw_tok_open(dir, err);
+    else if (!(is_plain ? tw_read_file(&b, plain, 0, err) : test_read_zst(&b, packed, err)))
         t = tw_tok_open_json(tw_buf_str(&b), is_plain ? plain : packed, err);
     tw_buf_free(&b);
     free(plain);
     free(packed);
+    free(spm);
     return t;
 }
 

@@ -6,7 +6,7 @@
 #include "data/tok.h"
 
 int test_read_zst(struct tw_buf *out, const char *path, struct tw_err *err);
-/* DIR/tokenizer.json, or DIR/tokenizer.json.zst; nothing beside it is read. */
+/* DIR/tokenizer.json or DIR/tokenizer.json.zst, and nothing beside it; or DIR/tokenizer.model. */
 struct tw_tok *test_open_tok(const char *dir, struct tw_err *err);
 /* Runs the cases of DIR (see golden-tokenizers.c), prints a line for each and returns how many there
  * are; adds those that are wrong to *BAD. */

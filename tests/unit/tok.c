@@ -12,6 +12,7 @@ static void reference_answers(void)
 
     CHECK_INT(test_golden_tok("tests/data/tokenizers", &bad), 7);
     CHECK_INT(test_golden_tok("tests/data/tokenizers-parts", &bad), 18);
+    CHECK_INT(test_golden_tok("tests/data/tokenizers-spm", &bad), 3);
     CHECK_INT(bad, 0);
 }
 
@@ -381,6 +382,30 @@ static void truncated_files(void)
     tw_buf_free(&b);
 }
 
+static void sentencepiece_models(void)
+{
+    struct tw_buf b = {0};
+    struct tw_err err = {0};
+    struct tw_tok *t;
+
+    CHECK(!tw_read_file(&b, "tests/data/tokenizers-spm/llama/tokenizer.model", 0, &err));
+    t = tw_tok_open_spm(tw_buf_str(&b), "m", &err);
+    CHECK(t && tw_tok_bos(t) == 1 && tw_tok_eos(t) == 2 && tw_tok_pad(t) == -1);
+    CHECK(t && tw_tok_is_special(t, 1) && tw_tok_size(t) == 1400);
+    tw_tok_close(t);
+    for (size_t n = 0; n < b.n; n += 1 + n / 16) {      /* cut anywhere: an error, or fewer pieces */
+        char *copy = tw_xmalloc(n + 1);
+
+        memcpy(copy, b.p, n);
+        tw_err_clear(&err);
+        t = tw_tok_open_spm((struct tw_str){ copy, n }, "cut", &err);
+        CHECK(!t && err.code);
+        tw_tok_close(t);
+        free(copy);
+    }
+    tw_buf_free(&b);
+}
+
 /* ---- threads ---- */
 
 struct job {
@@ -450,6 +475,7 @@ int main(void)
     RUN(refused);
     RUN(config_adds_tokens);
     RUN(truncated_files);
+    RUN(sentencepiece_models);
     tw_tok_close(qwen);
     tw_tok_close(llama2);
     return test_end();

@@ -1,0 +1,318 @@
+/* tok_spm.c - reads a SentencePiece `tokenizer.model` (BPE), for folders that have no
+ * tokenizer.json. Its encoder joins the two neighbours whose joint piece has the best score, leftmost
+ * first: as merges, every way to cut a piece in two has the rank of that piece. */
+#include "tok_priv.h"
+#include <stdlib.h>
+
+enum { PIECE_NORMAL = 1, PIECE_UNKNOWN = 2, PIECE_CONTROL = 3, PIECE_USER = 4, PIECE_UNUSED = 5,
+    PIECE_BYTE = 6 };
+#define MARK "\xE2\x96\x81"
+
+struct piece {
+    struct tw_str text;
+    float score;
+    uint64_t type;
+    uint32_t rank;
+};
+
+struct spm {
+    struct piece *piece;
+    int64_t n, cap;
+    uint64_t model;                     /* 2: BPE */
+    uint64_t bytes, suffix;             /* byte_fallback; spaces at the end of words */
+    int64_t bos, eos, pad;
+    uint64_t prefix, squeeze, escape;   /* normalizer_spec */
+    size_t charsmap;
+};
+
+/* ---- protobuf ---- */
+
+struct pb {
+    const unsigned char *p, *end;
+};
+struct field {
+    uint64_t num, v;                    /* v: of a varint or a fixed value */
+    struct tw_str bytes;
+};
+
+static int varint(struct pb *b, uint64_t *v)
+{
+    *v = 0;
+    for (int shift = 0; shift < 64 && b->p < b->end; shift += 7) {
+        *v |= (uint64_t)(*b->p & 0x7F) << shift;
+        if (!(*b->p++ & 0x80))
+            return 0;
+    }
+    return -1;
+}
+
+/* 1 a field, 0 the end, -1 not protobuf. */
+static int next_field(struct pb *b, struct field *f)
+{
+    uint64_t key, n = 0;
+
+    if (b->p == b->end)
+        return 0;
+    if (varint(b, &key))
+        return -1;
+    *f = (struct field){ .num = key >> 3 };
+    switch (key & 7) {
+    case 0:
+        return varint(b, &f->v) ? -1 : 1;
+    case 1:
+    case 5:
+        n = (key & 7) == 1 ? 8 : 4;
+        break;
+    case 2:
+        if (varint(b, &n))
+            return -1;
+        break;
+    default:
+        return -1;
+    }
+    if (n > (uint64_t)(b->end - b->p))
+        return -1;
+    f->bytes = (struct tw_str){ (const char *)b->p, (size_t)n };
+    if ((key & 7) != 2)
+        for (uint64_t i = 0; i < n; i++)
+            f->v |= (uint64_t)b->p[i] << 8 * i;
+    b->p += n;
+    return 1;
+}
+
+static struct pb sub(struct tw_str s)
+{
+    return (struct pb){ (const unsigned char *)s.p, (const unsigned char *)s.p + s.n };
+}
+
+static int read_piece(struct spm *m, struct pb b)
+{
+    struct piece x = { .text = { "", 0 }, .type = PIECE_NORMAL };
+    struct field f;
+    uint32_t bits;
+    int r;
+
+    while ((r = next_field(&b, &f)) > 0) {
+        if (f.num == 1)
+            x.text = f.bytes;
+        if (f.num == 2) {
+            bits = (uint32_t)f.v;
+            memcpy(&x.score, &bits, 4);
+        }
+        if (f.num == 3)
+            x.type = f.v;
+    }
+    if (m->n == m->cap) {
+        m->cap = m->cap ? 2 * m->cap : 4096;
+        m->piece = tw_xreallocarray(m->piece, (size_t)m->cap, sizeof(*m->piece));
+    }
+    m->piece[m->n++] = x;
+    return r;
+}
+
+static int read_trainer(struct spm *m, struct pb b)
+{
+    struct field f;
+    int r;
+
+    while ((r = next_field(&b, &f)) > 0) {
+        if (f.num == 3)
+            m->model = f.v;
+        if (f.num == 24)
+            m->suffix = f.v;
+        if (f.num == 35)
+            m->bytes = f.v;
+        if (f.num == 41)
+            m->bos = (int32_t)f.v;
+        if (f.num == 42)
+            m->eos = (int32_t)f.v;
+        if (f.num == 43)
+            m->pad = (int32_t)f.v;
+    }
+    return r;
+}
+
+static int read_normalizer(struct spm *m, struct pb b)
+{
+    struct field f;
+    int r;
+
+    while ((r = next_field(&b, &f)) > 0) {
+        if (f.num == 2)
+            m->charsmap = f.bytes.n;
+        if (f.num == 3)
+            m->prefix = f.v;
+        if (f.num == 4)
+            m->squeeze = f.v;
+        if (f.num == 5)
+            m->escape = f.v;
+    }
+    return r;
+}
+
+static int read_model(struct spm *m, struct tw_str file)
+{
+    struct pb b = sub(file);
+    struct field f;
+    int r;
+
+    while ((r = next_field(&b, &f)) > 0)
+        if ((f.num == 1 && read_piece(m, sub(f.bytes)))
+                || (f.num == 2 && read_trainer(m, sub(f.bytes)))
+                || (f.num == 3 && read_normalizer(m, sub(f.bytes))))
+            return -1;
+    return r;
+}
+
+/* ---- tokens and merges ---- */
+
+static int check(const struct tw_tok *t, const struct spm *m, struct tw_err *err)
+{
+    if (!m->n || m->n > TOK_MAX_ID)
+        return tw_fail(err, t->name, 0, "no pieces");
+    if (m->model != 2)
+        return tw_fail(err, t->name, 0, "unsupported model type %llu: only BPE (2) is read",
+                (unsigned long long)m->model);
+    if (m->charsmap || m->suffix || !m->escape)
+        return tw_fail(err, t->name, 0, "unsupported: %s", m->charsmap ? "a normalization table"
+                : m->suffix ? "treat_whitespace_as_suffix" : "unescaped spaces");
+    for (int64_t i = 0; i < m->n; i++)
+        if (m->piece[i].type == PIECE_UNUSED || m->piece[i].type > PIECE_BYTE
+                || !m->piece[i].text.n || tw_utf8_check(m->piece[i].text.p, m->piece[i].text.n)
+                != m->piece[i].text.n)
+            return tw_fail(err, t->name, 0, "piece %lld: unsupported type or bad text",
+                    (long long)i);
+    return 0;
+}
+
+static int by_score(const void *a, const void *b)
+{
+    const struct piece *x = *(struct piece *const *)a, *y = *(struct piece *const *)b;
+
+    return (x->score < y->score) - (x->score > y->score);
+}
+
+/* Equal scores have equal ranks. */
+static void rank(struct spm *m)
+{
+    struct piece **order = tw_xreallocarray(NULL, (size_t)m->n, sizeof(*order));
+    uint32_t r = 0;
+
+    for (int64_t i = 0; i < m->n; i++)
+        order[i] = &m->piece[i];
+    qsort(order, (size_t)m->n, sizeof(*order), by_score);
+    for (int64_t i = 0; i < m->n; i++) {
+        r += i && order[i]->score < order[i - 1]->score;
+        order[i]->rank = r;
+    }
+    free(order);
+}
+
+static int add_tokens(struct tw_tok *t, const struct spm *m, struct tw_err *err)
+{
+    int32_t twice;
+
+    for (int64_t i = 0; i < m->n; i++) {
+        tw_buf_adds(&t->vocab.text, m->piece[i].text);
+        tok_vocab_append(&t->vocab, m->piece[i].text.n, i);
+    }
+    twice = tok_vocab_index(&t->vocab);
+    if (twice >= 0)
+        return tw_fail(err, t->name, 0, "piece %d stands twice", (int)twice);
+    for (int64_t i = 0; i < m->n; i++) {
+        const struct piece *x = &m->piece[i];
+        struct tok_added a = { .text = x->text, .id = (int32_t)i, .special = x->type != PIECE_USER };
+
+        if (x->type == PIECE_USER) {    /* looked for as it stands, in normalized text */
+            a.normalized = true;
+            a.pattern = tw_arena_str(&t->mem, x->text);
+        }
+        if (x->type == PIECE_UNKNOWN)
+            t->bpe.unk = (int32_t)i;
+        if (x->type != PIECE_NORMAL && x->type != PIECE_BYTE && tok_added_put(t, &a, err))
+            return -1;
+    }
+    return 0;
+}
+
+static void add_merges(struct tw_tok *t, const struct spm *m)
+{
+    for (int64_t i = 0; i < m->n; i++) {
+        struct tw_str s = m->piece[i].text;
+
+        for (size_t k = 1; k < s.n && m->piece[i].type == PIECE_NORMAL; k++) {
+            int32_t l, r;
+
+            if (((unsigned char)s.p[k] & 0xC0) == 0x80)
+                continue;
+            l = tok_vocab_find(&t->vocab, s.p, k);
+            r = tok_vocab_find(&t->vocab, s.p + k, s.n - k);
+            if (l >= 0 && r >= 0 && m->piece[l].type == PIECE_NORMAL
+                    && m->piece[r].type == PIECE_NORMAL)
+                tok_bpe_add(&t->bpe, (uint32_t)l, (uint32_t)r, m->piece[i].rank, (uint32_t)i);
+        }
+    }
+}
+
+static void add_replace(struct tw_tok *t, const char *regex, struct tw_str lit, const char *to)
+{
+    struct tok_norm *n = &t->norm[t->nnorm++];
+
+    n->kind = TOK_REPLACE;
+    n->text = tw_str(to);
+    if (regex)
+        tok_find_regex(&n->find, tw_str(regex), false, NULL);
+    else
+        n->find = (struct tok_find){ .kind = TOK_FIND_LIT, .lit = lit };
+}
+
+static void add_parts(struct tw_tok *t, const struct spm *m)
+{
+    if (m->squeeze) {
+        add_replace(t, "\\A +| +\\z", (struct tw_str){ NULL, 0 }, "");
+        add_replace(t, "  +", (struct tw_str){ NULL, 0 }, " ");
+    }
+    if (m->prefix)
+        t->norm[t->nnorm++] = (struct tok_norm){ .kind = TOK_PREPEND, .text = tw_str(MARK) };
+    add_replace(t, NULL, TW_STR_LIT(" "), MARK);
+    t->dec[t->ndec++] = (struct tok_dec){ .kind = TOK_DEC_REPLACE, .from = tw_str(MARK),
+        .to = tw_str(" ") };
+    t->dec[t->ndec++] = (struct tok_dec){ .kind = TOK_DEC_FALLBACK };
+    t->dec[t->ndec++] = (struct tok_dec){ .kind = TOK_DEC_FUSE };
+    if (m->prefix)
+        t->dec[t->ndec++] = (struct tok_dec){ .kind = TOK_DEC_STRIP, .from = tw_str(" "),
+            .start = 1, .fused = true };
+}
+
+/* The id of a control piece that the file names, or -1. */
+static int32_t control(const struct spm *m, int64_t id)
+{
+    return id >= 0 && id < m->n && m->piece[id].type == PIECE_CONTROL ? (int32_t)id : -1;
+}
+
+int tok_spm_load(struct tw_tok *t, struct tw_str file, struct tw_err *err)
+{
+    struct spm m = { .model = 1, .bos = 1, .eos = 2, .pad = -1, .prefix = 1, .squeeze = 1,
+        .escape = 1 };
+    int ret = -1;
+
+    tok_uni_init(&t->uni);
+    t->bpe.unk = -1;
+    if (read_model(&m, file))
+        tw_fail(err, t->name, 0, "not a SentencePiece model");
+    else if (!check(t, &m, err) && !add_tokens(t, &m, err)) {
+        rank(&m);
+        add_merges(t, &m);
+        add_parts(t, &m);
+        t->bpe.fuse_unk = true;
+        t->bpe.byte_fallback = m.bytes;
+        t->bos = control(&m, m.bos);
+        t->eos = control(&m, m.eos);
+        t->pad = control(&m, m.pad);
+        tok_bpe_finish(&t->bpe, &t->vocab);
+        tok_fingerprint(t, TW_STR_LIT(""));
+        ret = 0;
+    }
+    free(m.piece);
+    return ret;
+}
