@@ -38,7 +38,7 @@ struct tw_csv *tw_csv_open(FILE *fp, const char *file, char sep, size_t max_row)
     c->sep = sep;
     c->max = max_row;
     c->buf = tw_xmalloc(CHUNK);
-    c->line = 1;
+    c->line = c->row_line = 1;
     return c;
 }
 
@@ -247,7 +247,8 @@ static struct tw_str field(const struct tw_csv *c, int64_t i)
 {
     size_t from = i ? c->stop[i - 1] : 0;
 
-    return (struct tw_str){ c->text.p + from, c->stop[i] - from };
+    /* Where all fields are empty there may be no text at all. */
+    return (struct tw_str){ c->text.p ? c->text.p + from : "", c->stop[i] - from };
 }
 
 /* Drops a byte order mark; names the encodings that are not read. */
