@@ -169,6 +169,13 @@ test_case 'F03: right size, wrong bytes' '
 	test_text err "config.json: damaged"
 	test_equal "$(find cache -name model.safetensors -o -name config.json)" ""
 '
+test_case 'F03: the only file that fails is named, too' '
+	hub_start
+	model
+	behave "{\"flip\": {\"config.json\": 5}}"
+	test_exit 6 tw-fetch hf://org/m 2>err
+	test_text err "tw-fetch: hf://org/m: config.json: damaged: its digest is"
+'
 test_case 'F03: --verify reads what is there' '
 	hub_start
 	model
@@ -393,6 +400,21 @@ test_case 'the other commands take hf:// by themselves' '
 	echo "{}" >in.jsonl
 	test_exit 1 tw-encode -m hf://org/m in.jsonl 2>err      # it is no real model
 	same $repo/????????????????????????????????????????
+'
+test_case 'a repository of GGUF files: the one that is chosen becomes a folder' '
+	hub_start
+	mkdir -p hub/hf/models/org/g
+	cp "$DATA/gguf/blocks.gguf" hub/hf/models/org/g/a-Q4.gguf
+	cp "$DATA/gguf/blocks.gguf" hub/hf/models/org/g/a-Q8.gguf
+	test_exit 1 tw-fetch hf://org/g 2>err
+	test_text err "is one of 2 GGUF files: choose one with --include"
+	test_equal "$(hub_count resolve)" 0
+	d=$(tw-fetch --include "*Q8.gguf" hf://org/g)
+	[ -f "$d/config.json" ] && [ -f "$d/model.safetensors" ]
+	test_equal "$(hub_count resolve)" 1
+	tw-fetch -o out --include "*Q8.gguf" hf://org/g
+	cmp out/model.safetensors "$d/model.safetensors"
+	test_equal "$(hub_count resolve)" 1
 '
 test_case 'ModelScope: a model, its token, its refusals' '
 	hub_start

@@ -73,6 +73,9 @@ test_case 'killed while unpacking: no half folder, the next run is well' '
 	done
 	diff -r "$(tw-fetch m.tar)" m
 	test_equal "$(find "$TW_CACHE" -name "*.tmp")" ""
+	mkdir new.tmp-999999999 new.tmp-$$ other.tmp-999999999
+	diff -r "$(tw-fetch -o new m.tar)" m
+	[ ! -e new.tmp-999999999 ] && [ -d new.tmp-$$ ] && [ -d other.tmp-999999999 ]
 '
 test_case 'a cache that may not be written, a file in its place' '
 	hub_start

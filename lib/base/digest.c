@@ -1,5 +1,6 @@
 /* digest.c - SHA-256, CRC-32C, hexadecimal, and where shared files and the cache are. */
 #include "io.h"
+#include "digest_priv.h"
 #include <errno.h>
 #include <limits.h>
 #include <unistd.h>
@@ -13,20 +14,21 @@ static uint32_t ror(uint32_t x, int n)
     return x >> n | x << (32 - n);
 }
 
+const uint32_t tw_sha256_k[64] = {
+    0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4,
+    0xab1c5ed5, 0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe,
+    0x9bdc06a7, 0xc19bf174, 0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f,
+    0x4a7484aa, 0x5cb0a9dc, 0x76f988da, 0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7,
+    0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967, 0x27b70a85, 0x2e1b2138, 0x4d2c6dfc,
+    0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85, 0xa2bfe8a1, 0xa81a664b,
+    0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070, 0x19a4c116,
+    0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
+    0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7,
+    0xc67178f2
+};
+
 static void sha_block(uint32_t h[8], const unsigned char *p)
 {
-    static const uint32_t k[64] = {
-        0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4,
-        0xab1c5ed5, 0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe,
-        0x9bdc06a7, 0xc19bf174, 0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f,
-        0x4a7484aa, 0x5cb0a9dc, 0x76f988da, 0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7,
-        0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967, 0x27b70a85, 0x2e1b2138, 0x4d2c6dfc,
-        0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85, 0xa2bfe8a1, 0xa81a664b,
-        0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070, 0x19a4c116,
-        0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
-        0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7,
-        0xc67178f2
-    };
     uint32_t w[64], v[8];
 
     for (int i = 0; i < 16; i++)
@@ -41,7 +43,7 @@ static void sha_block(uint32_t h[8], const unsigned char *p)
     memcpy(v, h, sizeof(v));
     for (int i = 0; i < 64; i++) {
         uint32_t t1 = v[7] + (ror(v[4], 6) ^ ror(v[4], 11) ^ ror(v[4], 25)) +
-                      ((v[4] & v[5]) ^ (~v[4] & v[6])) + k[i] + w[i];
+                      ((v[4] & v[5]) ^ (~v[4] & v[6])) + tw_sha256_k[i] + w[i];
         uint32_t t2 = (ror(v[0], 2) ^ ror(v[0], 13) ^ ror(v[0], 22)) +
                       ((v[0] & v[1]) ^ (v[0] & v[2]) ^ (v[1] & v[2]));
 
@@ -53,6 +55,15 @@ static void sha_block(uint32_t h[8], const unsigned char *p)
         h[i] += v[i];
 }
 
+static void sha_blocks(struct tw_sha256 *s, const unsigned char *p, size_t n)
+{
+    if (s->ni)
+        tw_sha256_ni(s->h, p, n);
+    else
+        for (; n; n--, p += 64)
+            sha_block(s->h, p);
+}
+
 void tw_sha256_init(struct tw_sha256 *s)
 {
     static const uint32_t h[8] = { 0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f,
@@ -60,6 +71,7 @@ void tw_sha256_init(struct tw_sha256 *s)
 
     memcpy(s->h, h, sizeof(h));
     s->n = 0;
+    s->ni = tw_sha256_has_ni();
 }
 
 void tw_sha256_add(struct tw_sha256 *s, const void *data, size_t n)
@@ -70,13 +82,16 @@ void tw_sha256_add(struct tw_sha256 *s, const void *data, size_t n)
     s->n += n;
     if (have && have + n >= 64) {
         memcpy(s->block + have, p, 64 - have);
-        sha_block(s->h, s->block);
+        sha_blocks(s, s->block, 1);
         p += 64 - have;
         n -= 64 - have;
         have = 0;
     }
-    for (; n >= 64; p += 64, n -= 64)
-        sha_block(s->h, p);
+    if (n >= 64) {
+        sha_blocks(s, p, n / 64);
+        p += n / 64 * 64;
+        n %= 64;
+    }
     if (n)
         memcpy(s->block + have, p, n);
 }

@@ -52,6 +52,7 @@ const char *tw_cache_dir(void);
 struct tw_sha256 {
     uint32_t h[8];
     uint64_t n;
+    bool ni;                /* the processor does it */
     unsigned char block[64];
 };
 void tw_sha256_init(struct tw_sha256 *s);

@@ -79,10 +79,9 @@ static int failures(struct pool *p, struct tw_err *err)
     int64_t bad = 0, untried = 0, shown = 0;
     int code = 0;
 
-    if (p->n == 1 && !p->file[0].done && err) {
-        *err = p->errs[0];
-        return -1;
-    }
+    if (p->n == 1 && !p->file[0].done)
+        return tw_fail_code(err, p->errs[0].code, NULL, 0, "%s: %s", p->file[0].name,
+                p->errs[0].msg);
     for (int64_t i = 0; i < p->n; i++) {
         const struct tw_err *e = &p->errs[i];
 

@@ -1,6 +1,7 @@
 /* Files, paths, digests. */
 #include "test.h"
 #include "base/io.h"
+#include "base/rng.h"
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -182,6 +183,28 @@ static int write_as_command(const char *path)
     return ret != 0;
 }
 
+/* With and without the processor's instructions, in pieces of any size. */
+static void sha256_both_ways(void)
+{
+    unsigned char text[1000], a[32], b[32];
+
+    for (size_t i = 0; i < sizeof(text); i++)
+        text[i] = (unsigned char)tw_rand64(1, 2, i);
+    for (size_t n = 0; n < sizeof(text); n += 13) {
+        struct tw_sha256 s, r;
+
+        tw_sha256_init(&s);
+        tw_sha256_init(&r);
+        r.ni = false;
+        tw_sha256_add(&r, text, n);
+        for (size_t at = 0, k = 1; at < n; at += k, k = 1 + (at * 7) % 150)
+            tw_sha256_add(&s, text + at, k < n - at ? k : n - at);
+        tw_sha256_end(&s, a);
+        tw_sha256_end(&r, b);
+        CHECK(!memcmp(a, b, 32));
+    }
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1)
@@ -194,6 +217,7 @@ int main(int argc, char **argv)
     RUN(folders);
     RUN(paths);
     RUN(digests);
+    RUN(sha256_both_ways);
     RUN(share_and_cache);
     tw_rmtree(dir, NULL);
     return test_end();
