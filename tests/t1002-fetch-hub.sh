@@ -173,8 +173,10 @@ test_case 'F03: the only file that fails is named, too' '
 	hub_start
 	model
 	behave "{\"flip\": {\"config.json\": 5}}"
-	test_exit 6 tw-fetch hf://org/m 2>err
+	test_exit 6 tw-fetch --include config.json hf://org/m 2>err
 	test_text err "tw-fetch: hf://org/m: config.json: damaged: its digest is"
+	test_exit 6 tw-fetch hf://org/m 2>err
+	test_text err "tw-fetch: hf://org/m: 1 of 3 files failed: config.json: damaged: its digest is"
 '
 test_case 'F03: --verify reads what is there' '
 	hub_start

@@ -191,6 +191,9 @@ static char *hub_model(const char *uri, const struct tw_fetch_conf *conf, enum t
         return NULL;
     gguf = only_gguf(h, conf, err);
     if (gguf && conf->dir) {        /* the download stays in the cache, the folder is what is made */
+        path = tw_path_join(conf->dir, ".tw-fetch");
+        tw_rmtree(path, NULL);
+        free(path);
         tw_hub_close(h);
         cached.dir = NULL;
         h = tw_hub_open(uri, false, &cached, err);
