@@ -161,6 +161,11 @@ test_case 'weight decay: matrices, or everything; no gradient is not needed' '
 	! cmp -s a/latest/model.safetensors "$BASE/model.safetensors"
 	! cmp -s a/latest/model.safetensors b/latest/model.safetensors
 '
+test_case 'bf16 weights have masters in f32: small updates are not lost' '
+	train a --dtype bf16 --lr 2e-6 --weight-decay 0 --batch 24 --steps 100 --save-every 100
+	values loss <a/metrics.jsonl | awk "NR == 1 { first = \$1 } END { exit !(\$1 < first - 1e-3) }"
+	[ -f a/latest/trainer/weights.safetensors ]
+'
 test_case 'epochs and steps' '
 	train a --lora r=2 --batch 10 --epochs 2
 	test_equal "$(values step <a/metrics.jsonl | tail -n 1)" 6
