@@ -67,11 +67,12 @@ static int post_of(struct tw_tok *t, const struct tw_json *conf, const char *pat
         struct tw_err *err)
 {
     static const char *const glm[] = { "[gMASK]", "sop" };
+    static const struct tw_json none = { .type = TW_JOBJ };
     struct tw_str cls = { "", 0 };
     bool bos = true, eos = false;
 
     if (!conf)
-        conf = &(const struct tw_json){ .type = TW_JOBJ };
+        conf = &none;
     if (tw_json_get_bool(conf, "add_bos_token", &bos, err) < 0
             || tw_json_get_bool(conf, "add_eos_token", &eos, err) < 0
             || tw_json_get_str(conf, "tokenizer_class", &cls, err) < 0) {
