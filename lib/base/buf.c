@@ -123,7 +123,7 @@ static size_t utf8_len(const unsigned char *p, const unsigned char *end)
 
 size_t tw_utf8_check(const char *text, size_t n)
 {
-    const unsigned char *p = (const unsigned char *)text, *end = p + n;
+    const unsigned char *p = (const unsigned char *)text, *end = n ? p + n : p;
     uint64_t w;
 
     while (p < end) {
