@@ -351,6 +351,8 @@ int tok_load(struct tw_tok *t, struct tw_str json, struct tw_err *err)
     bool bad = false;
     int ret = -1;
 
+    if (json.n > TOK_MAX_FILE)
+        return tw_fail(err, t->name, 0, "larger than 1 GiB");
     tw_buf_grow(&t->vocab.text, json.n / 4 + 64);
     tok_uni_init(&t->uni);
     if (tw_utf8_check(json.p, json.n) != json.n)

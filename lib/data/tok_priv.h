@@ -67,6 +67,7 @@ size_t tok_utf8_lossy(struct tw_buf *out, const char *p, size_t n, bool end);
 
 #define TOK_MAX_ID (1 << 24)
 #define TOK_NONE UINT32_MAX
+#define TOK_MAX_FILE ((size_t)1 << 30)  /* so that offsets in it are 32-bit */
 
 struct tok_entry {
     uint32_t off, n;                    /* n == TOK_NONE: no token has this id */

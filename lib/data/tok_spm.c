@@ -55,7 +55,7 @@ static int next_field(struct pb *b, struct field *f)
         return 0;
     if (varint(b, &key))
         return -1;
-    *f = (struct field){ .num = key >> 3 };
+    *f = (struct field){ .num = key >> 3, .bytes = { "", 0 } };
     switch (key & 7) {
     case 0:
         return varint(b, &f->v) ? -1 : 1;
@@ -169,7 +169,7 @@ static int read_model(struct spm *m, struct tw_str file)
 static int check(const struct tw_tok *t, const struct spm *m, struct tw_err *err)
 {
     if (!m->n || m->n > TOK_MAX_ID)
-        return tw_fail(err, t->name, 0, "no pieces");
+        return tw_fail(err, t->name, 0, m->n ? "too many pieces" : "no pieces");
     if (m->model != 2)
         return tw_fail(err, t->name, 0, "unsupported model type %llu: only BPE (2) is read",
                 (unsigned long long)m->model);
@@ -178,9 +178,9 @@ static int check(const struct tw_tok *t, const struct spm *m, struct tw_err *err
                 : m->suffix ? "treat_whitespace_as_suffix" : "unescaped spaces");
     for (int64_t i = 0; i < m->n; i++)
         if (m->piece[i].type == PIECE_UNUSED || m->piece[i].type > PIECE_BYTE
-                || !m->piece[i].text.n || tw_utf8_check(m->piece[i].text.p, m->piece[i].text.n)
-                != m->piece[i].text.n)
-            return tw_fail(err, t->name, 0, "piece %lld: unsupported type or bad text",
+                || m->piece[i].score != m->piece[i].score || !m->piece[i].text.n
+                || tw_utf8_check(m->piece[i].text.p, m->piece[i].text.n) != m->piece[i].text.n)
+            return tw_fail(err, t->name, 0, "piece %lld: unsupported type, bad text or score",
                     (long long)i);
     return 0;
 }
@@ -298,7 +298,7 @@ int tok_spm_load(struct tw_tok *t, struct tw_str file, struct tw_err *err)
 
     tok_uni_init(&t->uni);
     t->bpe.unk = -1;
-    if (read_model(&m, file))
+    if (file.n > TOK_MAX_FILE || read_model(&m, file))
         tw_fail(err, t->name, 0, "not a SentencePiece model");
     else if (!check(t, &m, err) && !add_tokens(t, &m, err)) {
         rank(&m);
