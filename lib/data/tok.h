@@ -10,8 +10,8 @@
 struct tw_tok;
 
 /* DIR holds tokenizer.json (and tokenizer_config.json, special_tokens_map.json where they are).
- * Without it a SentencePiece BPE `tokenizer.model` is read; the configuration then also says whether
- * a BOS or EOS is added, as it does for the tokenizers that read such files in the reference. */
+ * Without it a SentencePiece BPE `tokenizer.model` is read; the configuration then also says
+ * whether a BOS or EOS is added, as it does for the reference's tokenizers that read such files. */
 struct tw_tok *tw_tok_open(const char *dir, struct tw_err *err);
 struct tw_tok *tw_tok_open_json(struct tw_str json, const char *name, struct tw_err *err);
 struct tw_tok *tw_tok_open_spm(struct tw_str model, const char *name, struct tw_err *err);

@@ -122,7 +122,7 @@ static int load(struct tw_tok *t, const char *dir, const char *name, bool config
                 || named(t, v, path, "pad_token", &t->pad, err))
             ret = -1;
     }
-    for (int i = 0; i < 3 && spm; i++)  /* what the model file says gives way to the configuration */
+    for (int i = 0; i < 3 && spm; i++)  /* the model file gives way to the configuration */
         if (*at[i] < 0)
             *at[i] = spm[i];
     if (!ret && spm)

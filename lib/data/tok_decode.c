@@ -4,7 +4,7 @@
 
 static void push(struct tw_tok_stream *s, int level, struct tw_str tok, struct tw_buf *out);
 
-/* The bytes a token stands for in a byte-level model; a token with any other character is itself. */
+/* The bytes a token stands for in a byte-level model; one with any other character is itself. */
 static void push_bytes(struct tw_buf *hold, struct tw_str tok)
 {
     const unsigned char *p = (const unsigned char *)tok.p, *end = p + tok.n;
@@ -278,7 +278,7 @@ static int add_stage(struct tw_tok *t, struct tok_dec d, struct tw_err *err)
         d.fused = d.fused || t->dec[i].kind == TOK_DEC_FUSE || t->dec[i].kind == TOK_DEC_BYTELEVEL;
     if (d.fused && (d.kind == TOK_DEC_FALLBACK || d.kind == TOK_DEC_METASPACE
                 || (d.kind == TOK_DEC_REPLACE && d.from.n > 4)))
-        return tw_fail(err, t->name, 0, "decoder: this part after Fuse or ByteLevel is unsupported");
+        return tw_fail(err, t->name, 0, "decoder: unsupported part after Fuse or ByteLevel");
     t->dec[t->ndec++] = d;
     return 0;
 }

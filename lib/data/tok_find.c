@@ -1,6 +1,6 @@
 /* tok_find.c - patterns of tokenizer.json: the well-known ones go to a matcher written by hand, the
- * others to PCRE2. They are written for Oniguruma (Ruby syntax, Unicode); where the two engines read
- * the same text differently the pattern is rewritten, or refused by name. */
+ * others to PCRE2. They are written for Oniguruma (Ruby syntax, Unicode); where the two engines
+ * read the same text differently the pattern is rewritten, or refused by name. */
 #include "tok_priv.h"
 #include <stdlib.h>
 
@@ -32,41 +32,68 @@ static const struct {
 
 /* Escapes that mean the same to both engines; \s, \S and \w get a spelling of their own, because
  * PCRE2's are other sets of characters. */
-static const char same[] = "pPdDrntfveAzZGkxu0123456789-[]{}()*+?.,\\/^$|#&~`'\"!%:;<=>@_ ";
+static const char same[] = "pPdDrntfeaAzZxk0123456789-[]{}()*+?.,\\/^$|#&~`'\"!%:;<=>@_ ";
+
+/* Writes the escape at P for PCRE2 and returns its length; 0: not supported. */
+static size_t escape(struct tw_buf *out, struct tw_str p, bool in_class)
+{
+    char c = p.p[1];
+    const char *end;
+
+    if (c == 's' || c == 'S') {
+        tw_buf_puts(out, c == 's' ? "\\p{White_Space}" : "\\P{White_Space}");
+        return 2;
+    }
+    if (c == 'w') {
+        tw_buf_puts(out, in_class ? "\\p{L}\\p{M}\\p{Nd}\\p{Pc}"
+                                  : "[\\p{L}\\p{M}\\p{Nd}\\p{Pc}]");
+        return 2;
+    }
+    if (!c || !strchr(same, c))
+        return 0;
+    if (strchr("pPx", c) && p.n > 2 && p.p[2] == '{' && (end = memchr(p.p, '}', p.n))) {
+        tw_buf_add(out, p.p, (size_t)(end - p.p) + 1);
+        return (size_t)(end - p.p) + 1;
+    }
+    tw_buf_add(out, p.p, 2);
+    return 2;
+}
+
+/* How many characters at P (not an escape) are something the engines read differently: a class in a
+ * class, {n,m}+ (possessive here, repeated there), options that reach over alternatives. */
+static size_t differs(struct tw_str p, bool in_class, bool first)
+{
+    if (in_class)
+        return p.n > 1 && (!memcmp(p.p, "&&", 2) || *p.p == '[') ? 2 : 0;
+    if (p.n > 1 && !memcmp(p.p, "}+", 2))
+        return 2;
+    if (p.n < 4 || memcmp(p.p, "(?", 2) || strchr(":=!<>", p.p[2]))
+        return 0;
+    return p.p[2] == 'i' && (p.p[3] == ':' || (p.p[3] == ')' && first)) ? 0 : 3;
+}
 
 /* Rewrites PATTERN for PCRE2. */
 static int translate(struct tw_buf *out, struct tw_str pat, struct tw_err *err)
 {
-    int depth = 0;                      /* of [ ] */
+    bool in_class = false;
+    size_t k;
 
-    for (size_t i = 0; i < pat.n; i++) {
+    for (size_t i = 0; i < pat.n; i += k) {
         struct tw_str rest = { pat.p + i, pat.n - i };
 
+        k = 1;
         if (rest.n > 1 && *rest.p == '\\') {
-            char c = rest.p[1];
-
-            i++;
-            if (c == 's' || c == 'S')
-                tw_buf_puts(out, c == 's' ? "\\p{White_Space}" : "\\P{White_Space}");
-            else if (c == 'w')
-                tw_buf_puts(out, depth ? "\\p{L}\\p{M}\\p{Nd}\\p{Pc}"
-                                       : "[\\p{L}\\p{M}\\p{Nd}\\p{Pc}]");
-            else if (c && strchr(same, c))
-                tw_buf_add(out, rest.p, 2);
-            else
-                return tw_fail(err, NULL, 0, "unsupported escape \\%c in the pattern %.*s", c,
-                        (int)pat.n, pat.p);
+            k = escape(out, rest, in_class);
+            if (!k)
+                return tw_fail(err, NULL, 0, "unsupported escape \\%c in the pattern %.*s",
+                        rest.p[1], (int)pat.n, pat.p);
             continue;
         }
-        if ((depth && rest.n > 1 && (!memcmp(rest.p, "&&", 2) || !memcmp(rest.p, "[:", 2)))
-                || (!depth && rest.n > 2 && !memcmp(rest.p, "(?", 2)
-                        && !strchr(":=!<>i", rest.p[2])))
+        if (differs(rest, in_class, !i))
             return tw_fail(err, NULL, 0, "unsupported \"%.*s\" in the pattern %.*s",
-                    rest.n > 3 ? 3 : (int)rest.n, rest.p, (int)pat.n, pat.p);
-        depth += *rest.p == '[' ? 1 : *rest.p == ']' && depth ? -1 : 0;
-        if (depth > 1)
-            return tw_fail(err, NULL, 0, "unsupported class in a class in the pattern %.*s",
-                    (int)pat.n, pat.p);
+                    (int)differs(rest, in_class, !i), rest.p, (int)pat.n, pat.p);
+        if (*rest.p == '[' || *rest.p == ']')
+            in_class = *rest.p == '[';
         tw_buf_putc(out, *rest.p);
     }
     return 0;

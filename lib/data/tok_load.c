@@ -299,7 +299,8 @@ static int model_parts(struct tw_tok *t, struct tw_arena *mem, const struct raw 
 
 void tok_fingerprint(struct tw_tok *t, struct tw_str parts)
 {
-    uint64_t h = (uint64_t)(t->bpe.ignore_merges | t->bpe.byte_fallback << 1 | t->bpe.fuse_unk << 2);
+    const struct tok_bpe *m = &t->bpe;
+    uint64_t h = (uint64_t)(m->ignore_merges | m->byte_fallback << 1 | m->fuse_unk << 2);
     uint64_t sum = 0;
     struct tw_buf b = {0};
 

@@ -85,7 +85,8 @@ static int ccc(const struct tok_uni *u, utf8proc_int32_t c)
 
 /* Sorts marks by combining class, stably. A run of marks may be as long as the text: no insertion
  * sort. TMP has room for N. */
-static void sort_marks(const struct tok_uni *u, utf8proc_int32_t *d, utf8proc_int32_t *tmp, size_t n)
+static void sort_marks(const struct tok_uni *u, utf8proc_int32_t *d, utf8proc_int32_t *tmp,
+        size_t n)
 {
     size_t first[257] = {0};
 

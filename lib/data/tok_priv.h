@@ -134,7 +134,7 @@ void tok_cache_put(struct tok_cache *c, const char *p, size_t len, uint64_t hash
 /* ---- added tokens (tok_added.c) ---- */
 
 struct tok_added {
-    struct tw_str text, pattern;        /* as in the file; as searched for (made from it unless set) */
+    struct tw_str text, pattern;        /* as in the file; as searched for (else made from it) */
     int32_t id;
     bool special, lstrip, rstrip, single_word, normalized;
 };
@@ -182,8 +182,8 @@ bool tok_split_dsv3(const struct tok_uni *u, const unsigned char *p, size_t n, s
 
 /* ---- the chain ---- */
 
-enum tok_norm_kind { TOK_FORM_C, TOK_FORM_D, TOK_FORM_KC, TOK_FORM_KD, TOK_LOWER, TOK_STRIP, TOK_REPLACE,
-    TOK_PREPEND };
+enum tok_norm_kind { TOK_FORM_C, TOK_FORM_D, TOK_FORM_KC, TOK_FORM_KD, TOK_LOWER, TOK_STRIP,
+    TOK_REPLACE, TOK_PREPEND };
 struct tok_norm {
     enum tok_norm_kind kind;
     bool left, right;                   /* TOK_STRIP */
@@ -318,7 +318,7 @@ struct tok_scan {
     struct tw_err *err;
     const char *name;
 };
-bool tok_scan_take(struct tok_scan *s, char c);         /* skips white space; is it C? then past it */
+bool tok_scan_take(struct tok_scan *s, char c);         /* skips white space; takes a C */
 int tok_scan_need(struct tok_scan *s, char c);
 int tok_scan_string(struct tok_scan *s, struct tw_buf *out);    /* appends the decoded text */
 int tok_scan_int(struct tok_scan *s, int64_t *v);

@@ -1,6 +1,6 @@
-/* tok_split.c - the splitting patterns of the well-known families, by hand. Each function is exactly
- * what its pattern means (alternatives in order, with backtracking); tests/unit/tok-split.c compares
- * them with the regular expression on random text. Valid UTF-8 only. */
+/* tok_split.c - the splitting patterns of the well-known families, by hand. Each function is what
+ * its pattern means, exactly (alternatives in order, with backtracking); tests/unit/tok-split.c
+ * compares them with the regular expression on random text. Valid UTF-8 only. */
 #include "tok_priv.h"
 
 /* Class of the character at I; *k its length. */

@@ -1,6 +1,6 @@
 /* tok_spm.c - reads a SentencePiece `tokenizer.model` (BPE), for folders that have no
- * tokenizer.json. Its encoder joins the two neighbours whose joint piece has the best score, leftmost
- * first: as merges, every way to cut a piece in two has the rank of that piece. */
+ * tokenizer.json. Its encoder joins the two neighbours whose joint piece has the best score,
+ * leftmost first: as merges, every way to cut a piece in two has the rank of that piece. */
 #include "tok_priv.h"
 #include <stdlib.h>
 
@@ -221,9 +221,10 @@ static int add_tokens(struct tw_tok *t, const struct spm *m, struct tw_err *err)
         return tw_fail(err, t->name, 0, "piece %d stands twice", (int)twice);
     for (int64_t i = 0; i < m->n; i++) {
         const struct piece *x = &m->piece[i];
-        struct tok_added a = { .text = x->text, .id = (int32_t)i, .special = x->type != PIECE_USER };
+        struct tok_added a = { .text = x->text, .id = (int32_t)i };
 
-        if (x->type == PIECE_USER) {    /* looked for as it stands, in normalized text */
+        a.special = x->type != PIECE_USER;
+        if (!a.special) {               /* looked for as it stands, in normalized text */
             a.normalized = true;
             a.pattern = tw_arena_str(&t->mem, x->text);
         }

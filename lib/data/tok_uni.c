@@ -112,7 +112,7 @@ void tok_uni_init(struct tok_uni *u)
         if (p->decomp_seqindex != UINT16_MAX && !p->decomp_type)
             mark_nfc(u, c);
     }
-    for (uint32_t c = 0x1161; c <= 0x1175; c++)     /* Hangul vowels and finals join arithmetically */
+    for (uint32_t c = 0x1161; c <= 0x1175; c++)     /* Hangul vowels and finals join, too */
         u->cls[c] |= TOK_NFC;
     for (uint32_t c = 0x11A8; c <= 0x11C2; c++)
         u->cls[c] |= TOK_NFC;

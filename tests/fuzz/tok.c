@@ -1,7 +1,8 @@
-/* tok.c - fuzzes tokenizers. An input that begins with '{' is a tokenizer.json, one that begins with
- * a newline (field 1 of protobuf) a tokenizer.model; it then encodes a fixed text. Any other is text for the tokenizers of tests/data: its first byte picks the
- * tokenizer, the second where the parts are cut. Encoding must not depend on spans or on what the
- * word cache holds, streaming must equal decoding, and byte-level text must come back unchanged. */
+/* tok.c - fuzzes tokenizers. An input that begins with '{' is a tokenizer.json, one that begins
+ * with a newline (field 1 of protobuf) a tokenizer.model; it then encodes a fixed text. Any other is
+ * text for the tokenizers of tests/data: its first byte picks the tokenizer, the second where the
+ * parts are cut. Encoding must not depend on spans or on what the word cache holds, streaming must
+ * equal decoding, and byte-level text must come back unchanged. */
 #include "base/io.h"
 #include "data/tok.h"
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* tok-long.c - long words: ids equal the reference's, and time does not grow faster than the text. */
+/* tok-long.c - long words: ids equal the reference's, and time grows no faster than the text. */
 #include "help_tok.h"
 #include "base/log.h"
 #include "test.h"

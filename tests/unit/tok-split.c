@@ -204,7 +204,14 @@ static void unsupported_patterns(void)
     CHECK_STR(words(SPLIT("\"Regex\":\"\\\\h\"", "Removed", "false"), "a"),
             "unsupported escape \\h in the pattern \\h");
     CHECK_STR(words(SPLIT("\"Regex\":\"[a&&b]\"", "Removed", "false"), "a"),
-            "unsupported \"&&b\" in the pattern [a&&b]");
+            "unsupported \"&&\" in the pattern [a&&b]");
+    CHECK_STR(words(SPLIT("\"Regex\":\"\\\\p{N}{1,3}+\"", "Removed", "false"), "a"),
+            "unsupported \"}+\" in the pattern \\p{N}{1,3}+");
+    CHECK_STR(words(SPLIT("\"Regex\":\"a(?i)b|c\"", "Removed", "false"), "a"),
+            "unsupported \"(?i\" in the pattern a(?i)b|c");
+    CHECK_STR(words(SPLIT("\"Regex\":\"(?i)b\"", "Removed", "false"), "aBc"), "a|c");
+    CHECK_STR(words(SPLIT("\"Regex\":\"[[a]]\"", "Removed", "false"), "a"),
+            "unsupported \"[a\" in the pattern [[a]]");
     CHECK(strstr(words(SPLIT("\"Regex\":\"(\"", "Removed", "false"), "a"), "bad pattern (: "));
     CHECK(strstr(words(SPLIT(DASH, "Sideways", "false"), "a"), "unsupported behavior \"Sideways\""));
 }

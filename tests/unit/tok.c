@@ -203,6 +203,8 @@ static void settings_beside_it(void)
     CHECK_INT(tw_tok_eos(llama2), 2);
     CHECK(tw_tok_adds_bos(llama2));
     CHECK_INT(tw_tok_size(qwen), 151669);
+    /* The fingerprint stands in shards: it must not change. */
+    CHECK(tw_tok_hash(qwen) == 0xb779e7ccc6e419b4u);
 }
 
 /* ---- small files ---- */
