@@ -60,6 +60,11 @@ static const struct tw_opt table[] = {
     { "score", 0, TW_OFLAG(struct tw_sample_opts, score), NULL, NULL,
         "sample nothing: add the log-probabilities of what is there" },
     { "chat", 0, TW_OFLAG(struct tw_sample_opts, chat), NULL, NULL, "talk in the terminal" },
+    TW_GROUP("Reinforcement"),
+    { "policy", 0, TW_OSTR(struct tw_sample_opts, policy), "RUN", NULL,
+        "sample from the newest weights that a trainer publishes in RUN" },
+    { "max-lag", 0, TW_OINT(struct tw_sample_opts, max_lag, 0, 1 << 20), "N", "1",
+        "optimiser steps that rollouts may run ahead of the trainer; with --policy" },
     TW_GROUP("Engine"),
     { "max-batch", 0, TW_OINT(struct tw_sample_opts, max_batch, 1, 65536), "N", "32",
         "sequences decoded at once" },
@@ -84,6 +89,9 @@ static int run(const struct tw_sample_opts *o, char **paths, int npaths, struct 
     if (o->resume && (!o->out || o->unordered))
         return tw_fail_code(err, TW_EMISUSE, "--resume", 0, o->out ? "needs output in order: no --unordered"
                 : "needs -o FILE, which it goes on with");
+    if (o->policy && (o->resume || o->score || o->chat || o->adapter.n || o->unordered))
+        return tw_fail_code(err, TW_EMISUSE, "--policy", 0,
+                "goes with none of --adapter, --score, --chat, --resume, --unordered");
     if (o->chat && (o->score || npaths || o->out))
         return tw_fail_code(err, TW_EMISUSE, "--chat", 0, "takes no files, -o or --score");
     if (!tw_session_open(&s, o, err))

@@ -4,6 +4,7 @@
 #include "base/jsonl.h"
 #include "base/log.h"
 #include "base/rng.h"
+#include "run/follow.h"
 #include <errno.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -15,6 +16,7 @@ struct item {                   /* a record on its way */
     const struct tw_json *rec;
     struct tw_tokens prompt;
     const char *adapter;        /* its name; NULL: the base */
+    int64_t step;               /* of the policy that it is sampled from */
     const char *file;
     int64_t line, group;
     bool ended;
@@ -27,6 +29,7 @@ struct flow {
     const char *out_name;
     struct item *head, *tail;   /* all that entered and did not leave */
     int64_t held;
+    struct tw_follow *follow;   /* --policy; NULL: none */
     struct tw_tally tally;
     struct tw_buf line;
 };
@@ -177,6 +180,10 @@ static int write_rollout(struct flow *f, const struct item *it, int64_t sample, 
         return -1;
     tw_jw_key(&w, "temperature");
     tw_jw_num(&w, it->gen.sampling.temperature);
+    if (f->follow) {
+        tw_jw_key(&w, "policy_step");
+        tw_jw_int(&w, it->step);
+    }
     if (it->adapter) {
         tw_jw_key(&w, "adapter");
         tw_jw_cstr(&w, it->adapter);
@@ -212,7 +219,11 @@ static int item_write(struct flow *f, struct item *it, struct tw_err *err)
         tw_tally_skip(&f->tally, it->file, it->line, "%s", it->gen.error);
     if (fflush(f->out))
         return tw_fail(err, f->out_name, 0, "cannot write: %m");
-    return 0;
+    if (!f->follow)
+        return 0;
+    f->follow->emitted += it->gen.n;
+    tw_follow_release(f->follow, &it->gen);
+    return tw_follow_report(f->follow, false, err);
 }
 
 static void item_done(struct tw_gen *g)
@@ -266,6 +277,8 @@ static int item_add(struct flow *f, const struct tw_rec *rec, int64_t group, str
         item_free(it);
         return -1;
     }
+    if (f->follow)
+        tw_follow_take(f->follow, &it->gen, &it->step);
     it->gen.prompt = it->prompt.token;
     it->gen.nprompt = it->prompt.n;
     if (f->tail)
@@ -308,33 +321,45 @@ static int resume_point(const char *path, int64_t n, int64_t *groups, struct tw_
     return 0;
 }
 
+/* Fills the sampler as far as its size, and the policy, allow. 1: the input is at its end. */
+static int flow_in(struct flow *f, struct tw_jsonl *in, int64_t skip, struct tw_err *err)
+{
+    int64_t max = f->s->o->max_batch;
+    struct tw_rec rec;
+    int got;
+
+    while (f->held < 4 * max && tw_sampler_load(f->s->sampler) < 2 * max) {
+        if (f->follow && (got = tw_follow_admit(f->follow, f->held * f->s->o->n, err)) != 1)
+            return got < 0 ? -1 : got == 2;
+        if ((got = tw_jsonl_next(in, &rec, err)) < 0)
+            return -1;
+        if (!got)
+            return 1;
+        if (f->tally.in++ >= skip && item_add(f, &rec, f->tally.in - 1, err))
+            return -1;
+    }
+    return 0;
+}
+
 static int flow_run(struct flow *f, struct tw_jsonl *in, int64_t skip, struct tw_err *err)
 {
-    const struct tw_sample_opts *o = f->s->o;
     struct tw_progress prog;
-    struct tw_rec rec;
-    bool end = false;
-    int got, more;
+    int more, end = 0;
 
     tw_progress_start(&prog, "sample", "rollouts", 0);
     for (;;) {
-        while (!end && f->held < 4 * o->max_batch && tw_sampler_load(f->s->sampler) < 2 * o->max_batch) {
-            if ((got = tw_jsonl_next(in, &rec, err)) < 0)
-                return -1;
-            end = !got;
-            if (!got || f->tally.in++ < skip)
-                continue;
-            if (item_add(f, &rec, f->tally.in - 1, err))
-                return -1;
-        }
+        if (!end && (end = flow_in(f, in, skip, err)) < 0)
+            return -1;
         if ((more = tw_sampler_step(f->s->sampler, err)) < 0 || flow_out(f, err))
             return -1;
         tw_progress_at(&prog, f->tally.out, NULL);
         if (!more && end && !f->head)
             break;
+        if (!more && !f->head && f->follow)
+            tw_policy_wait(&f->follow->p, 200);
     }
     tw_progress_end(&prog);
-    return 0;
+    return f->follow ? tw_follow_report(f->follow, true, err) : 0;
 }
 
 int tw_sample_out_open(const struct tw_sample_opts *o, int64_t n, struct tw_sample_out *out,
@@ -373,16 +398,25 @@ int tw_sample_out_close(const struct tw_sample_opts *o, struct tw_sample_out *ou
 int tw_sample_records(struct tw_session *s, char *const *paths, int npaths, struct tw_err *err)
 {
     struct flow f = { .s = s };
+    struct tw_follow follow;
     struct tw_sample_out out;
     struct tw_jsonl *in = tw_jsonl_open(paths, npaths, err);
-    int ret;
+    int ret = -1;
 
     if (!in)
         return -1;
-    if (tw_sample_out_open(s->o, s->o->n, &out, err)) {
+    if (s->o->policy) {
+        f.follow = &follow;
+        ret = tw_follow_open(&follow, s, s->o->policy, s->o->max_lag, s->o->n, err);
+    }
+    if ((s->o->policy && ret) || tw_sample_out_open(s->o, s->o->n, &out, err)) {
+        if (f.follow)
+            tw_follow_close(&follow);
         tw_jsonl_close(in);
         return -1;
     }
+    if (f.follow)
+        out.skip = follow.p.prompts;
     f.out = out.fp;
     f.out_name = out.name;
     tw_tally_start(&f.tally);
@@ -393,6 +427,8 @@ int tw_sample_records(struct tw_session *s, char *const *paths, int npaths, stru
         f.head = it->next;
         item_free(it);
     }
+    if (f.follow)
+        tw_follow_close(&follow);
     tw_tally_end(&f.tally);
     tw_buf_free(&f.line);
     tw_jsonl_close(in);

@@ -8,10 +8,10 @@
 
 struct tw_sample_opts {
     struct tw_common common;
-    const char *model, *template_file, *system, *out, *device, *metrics;
+    const char *model, *template_file, *system, *out, *device, *policy;
     struct tw_list adapter, stop, template_arg;
     struct tw_list stop_token;      /* decimal ids */
-    int64_t n, max_tokens, top_k, seed, logprobs, max_batch, max_model_len, threads, prefix_cache;
+    int64_t n, max_tokens, top_k, seed, logprobs, max_lag, max_batch, max_model_len, threads, prefix_cache;
     double temperature, top_p, min_p, repetition, presence, frequency;
     bool penalty_prompt, ignore_eos, prompt_logprobs, score, unordered, resume, chat;
     int dtype, thinking, control;
@@ -36,8 +36,11 @@ struct tw_session {
     int64_t nstop;
     struct tw_sampler *sampler;
 };
+/* S must be zeroed; on failure it is the caller's to close as well. */
 int tw_session_open(struct tw_session *s, const struct tw_sample_opts *o, struct tw_err *err);
 void tw_session_close(struct tw_session *s);
+/* Other weights, from another folder, in the place of the model's; nothing may be in flight. */
+int tw_session_reload(struct tw_session *s, const char *dir, struct tw_err *err);
 /* Fills what every request of this session has in common. */
 void tw_session_gen(const struct tw_session *s, struct tw_gen *g);
 

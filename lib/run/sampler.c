@@ -408,6 +408,11 @@ void tw_sampler_abort(struct tw_sampler *s, struct tw_gen *g)
     g->done(g);
 }
 
+void tw_sampler_forget(struct tw_sampler *s, const struct tw_adapter *a)
+{
+    tw_prefix_drop(s->prefix, a);
+}
+
 void tw_sampler_close(struct tw_sampler *s)
 {
     if (!s)

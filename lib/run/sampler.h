@@ -74,6 +74,8 @@ int tw_sampler_step(struct tw_sampler *s, struct tw_err *err);
 int64_t tw_sampler_load(const struct tw_sampler *s);    /* samples queued or running */
 /* Ends a request now: its unfinished samples stop with TW_STOP_ABORT and done() is called. */
 void tw_sampler_abort(struct tw_sampler *s, struct tw_gen *g);
+/* Forgets what the prefix cache keeps of an adapter that is about to be closed. */
+void tw_sampler_forget(struct tw_sampler *s, const struct tw_adapter *a);
 void tw_sampler_close(struct tw_sampler *s);
 
 /* The end tokens of a model folder: the union of eos_token_id in generation_config.json and

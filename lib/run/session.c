@@ -117,29 +117,50 @@ static int adapters(struct tw_session *s, struct tw_err *err)
     return 0;
 }
 
+static int load_model(struct tw_session *s, const char *dir, struct tw_err *err)
+{
+    struct tw_model_opts o = { .dtype = s->o->dtype ? TW_BF16 : TW_F32 };
+
+    s->model = tw_model_open(dir, s->dev, &o, err);
+    return s->model ? 0 : -1;
+}
+
+static int open_sampler(struct tw_session *s, struct tw_err *err)
+{
+    struct tw_sampler_opts o = { .max_batch = s->o->max_batch, .window = s->o->max_model_len,
+        .cache_tokens = s->o->prefix_cache };
+
+    s->sampler = tw_sampler_open(s->model, s->tok, s->end, s->nend, &o, err);
+    return s->sampler ? 0 : -1;
+}
+
 int tw_session_open(struct tw_session *s, const struct tw_sample_opts *o, struct tw_err *err)
 {
     struct tw_chat_opts co = { .train_on = TW_ON_ALL, .add_special = TW_AUTO,
         .thinking = (enum tw_tri)(o->thinking - 1), .control = o->control ? TW_ON : TW_AUTO,
         .system = o->system, .args = (const char *const *)o->template_arg.v,
         .nargs = o->template_arg.n };
-    struct tw_model_opts mo = { .dtype = o->dtype ? TW_BF16 : TW_F32 };
-    struct tw_sampler_opts so = { .max_batch = o->max_batch, .window = o->max_model_len,
-        .cache_tokens = o->prefix_cache };
-
     *s = (struct tw_session){ .o = o };
     if (strcmp(o->device, "cpu") && strcmp(o->device, "auto"))
         return tw_fail_code(err, TW_EMISUSE, "--device", 0, "\"%s\": this build runs on cpu", o->device);
     if (!(s->dir = tw_model_dir(o->model, err))
             || !(s->chat = tw_chat_open(s->dir, o->template_file, &co, err))
             || !(s->dev = tw_cpu_open((int)o->threads, "auto", err))
-            || !(s->model = tw_model_open(s->dir, s->dev, &mo, err)))
+            || load_model(s, s->dir, err))
         return -1;
     s->tok = tw_chat_tok(s->chat);
     if (adapters(s, err) || tw_end_tokens(s->dir, s->tok, &s->end, &s->nend, err) || stops(s, err))
         return -1;
-    s->sampler = tw_sampler_open(s->model, s->tok, s->end, s->nend, &so, err);
-    return s->sampler ? 0 : -1;
+    return open_sampler(s, err);
+}
+
+int tw_session_reload(struct tw_session *s, const char *dir, struct tw_err *err)
+{
+    tw_sampler_close(s->sampler);
+    s->sampler = NULL;
+    tw_model_close(s->model);
+    s->model = NULL;
+    return load_model(s, dir, err) || open_sampler(s, err) ? -1 : 0;
 }
 
 int tw_record_adapter(const struct tw_session *s, const struct tw_json *rec, struct tw_adapter **a,
