@@ -39,7 +39,8 @@ struct tw_http_req {
     const char *const *headers;     /* "Name: value", NULL-terminated; may be NULL */
     const char *const *secrets;     /* the same; only for the scheme, host and port of `url` */
     struct tw_str body;
-    double timeout;                 /* of the whole request; 0: none, but 60 s of silence end it */
+    double timeout;                 /* of the whole request, seconds; 0: none */
+    double silence;                 /* seconds without a byte that end it; 0: 60 */
     size_t max_body;                /* of res->body; 0: 64 MiB */
     /* The final answer's head, before its body, and its pieces; -1 (ERR filled) ends the request.
      * Pieces of an answer whose status is not 2xx go to res->body instead. */

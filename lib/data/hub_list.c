@@ -162,7 +162,8 @@ struct ask {
 static int get(struct ask *k, const char *url, bool maybe, struct tw_err *err)
 {
     struct tw_http_req req = { .url = url, .secrets = (const char *const *)k->r->secret,
-        .timeout = k->quick ? 10 : 120, .max_body = (size_t)512 << 20 };
+        .timeout = k->quick ? 10 : 0, .silence = 15,
+        .max_body = (size_t)512 << 20 };
     int tries = 0, ret;
 
     do
