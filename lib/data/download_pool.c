@@ -42,19 +42,24 @@ static void *work(void *arg)
     return NULL;
 }
 
-/* Waits for the threads, showing how far they are. The total is known only when every size is. */
-static void watch(struct pool *p)
+/* All bytes, when every size is known, else 0. Before the threads start: they fill sizes in. */
+static int64_t total_of(const struct tw_dl *files, int64_t n)
 {
-    struct tw_progress bar;
     int64_t total = 0;
 
-    for (int64_t i = 0; i < p->n; i++) {
-        if (p->file[i].size < 0) {
-            total = 0;
-            break;
-        }
-        total += p->file[i].size;
+    for (int64_t i = 0; i < n; i++) {
+        if (files[i].size < 0)
+            return 0;
+        total += files[i].size;
     }
+    return total;
+}
+
+/* Waits for the threads, showing how far they are of TOTAL. */
+static void watch(struct pool *p, int64_t total)
+{
+    struct tw_progress bar;
+
     tw_progress_start(&bar, "fetch", "bytes", total);
     pthread_mutex_lock(&p->lock);
     while (p->running) {
@@ -113,6 +118,7 @@ int tw_download(const struct tw_dl_conf *conf, struct tw_dl *files, int64_t n, s
     struct pool p = { .conf = conf, .file = files, .n = n };
     int64_t want = conf->jobs < n ? conf->jobs : n;
     pthread_t *threads = tw_xcalloc((size_t)want + 1, sizeof *threads);
+    int64_t total = total_of(files, n);
     int started = 0, ret;
 
     p.errs = tw_xcalloc((size_t)n + 1, sizeof *p.errs);
@@ -124,7 +130,7 @@ int tw_download(const struct tw_dl_conf *conf, struct tw_dl *files, int64_t n, s
     pthread_mutex_lock(&p.lock);
     p.running -= (int)want - started;
     pthread_mutex_unlock(&p.lock);
-    watch(&p);
+    watch(&p, total);
     for (int i = 0; i < started; i++)
         pthread_join(threads[i], NULL);
     ret = started || !n ? failures(&p, err) : tw_fail(err, NULL, 0, "cannot start a thread");
