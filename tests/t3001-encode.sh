@@ -104,6 +104,10 @@ test_case '--pack fills rows and keeps samples apart' '
 	printf "%s\n" "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"chosen\":\"b\",\"rejected\":\"c\"}" >p
 	test_exit 1 tw-encode -m "$M" --pack 64 -o x.tws p
 '
+test_case 'the first rendering is shown with --verbose' '
+	tw-encode -v -m "$M" --template "$TMP/bare" -o out.tws "$TMP/chat" 2>err
+	test_text err "the first record: u:a;a:b;"
+'
 test_case '--stats' '
 	tw-encode -m "$M" --template "$TMP/bare" --stats "$TMP/chat" >out
 	test_text out "\"records\":2,\"sequences\":2,\"tokens\":24,\"trained\":6,\"length\":{\"min\":8,\"mean\":12.0"

@@ -99,6 +99,55 @@ static const struct tw_json *list_field(const struct tw_json *rec, const char *k
     return v;
 }
 
+/* Tools that are texts of JSON (as tables of one type per column hold them) become objects. */
+static const struct tw_json *decode_tools(struct tw_arena *a, const struct tw_json *tools)
+{
+    struct tw_json *copy = NULL;
+
+    for (int64_t i = 0; tools && i < tools->n; i++) {
+        struct tw_err ignored = {0};
+        struct tw_json *j = tools->item[i].type == TW_JSTR ?
+                tw_json_parse(a, tools->item[i].str, &ignored) : NULL;
+
+        if (!j || j->type != TW_JOBJ)
+            continue;
+        if (!copy) {
+            copy = tw_arena_dup(a, tools, sizeof(*copy));
+            copy->item = tw_arena_dup(a, tools->item, (size_t)tools->n * sizeof(*copy->item));
+        }
+        copy->item[i] = *j;
+    }
+    return copy ? copy : tools;
+}
+
+/* "key_rounds" of `user_data`, a list of [key, value] pairs: the messages whose replies are trained,
+ * as a list or the text of one. */
+static int key_rounds(struct tw_arena *a, const struct tw_json *rec, const struct tw_json **out,
+        struct tw_err *err)
+{
+    const struct tw_json *data = tw_json_get(rec, "user_data"), *v = NULL;
+
+    for (int64_t i = 0; data && data->type == TW_JARR && i < data->n && !v; i++) {
+        const struct tw_json *pair = &data->item[i];
+
+        if (pair->type == TW_JARR && pair->n == 2 && pair->item[0].type == TW_JSTR &&
+                tw_str_is(pair->item[0].str, "key_rounds"))
+            v = &pair->item[1];
+    }
+    if (v && v->type == TW_JSTR) {
+        struct tw_err ignored = {0};
+
+        v = tw_json_parse(a, v->str, &ignored);
+        if (!v)
+            return tw_fail(err, NULL, 0, "user_data: key_rounds is not a list of numbers");
+    }
+    for (int64_t i = 0; v && i < v->n; i++)
+        if (v->type != TW_JARR || !v->item[i].is_int)
+            return tw_fail(err, NULL, 0, "user_data: key_rounds is not a list of numbers");
+    *out = v;
+    return 0;
+}
+
 /* MORE: a reply of a preference pair (a text, a message, or a list of messages) put behind. */
 int tw_chat_conv(const struct tw_chat *c, struct tw_arena *a, const struct tw_json *rec,
         const struct tw_json *more, struct tw_chat_conv *out, struct tw_err *err)
@@ -112,8 +161,9 @@ int tw_chat_conv(const struct tw_chat *c, struct tw_arena *a, const struct tw_js
     *out = (struct tw_chat_conv){ 0 };
     out->tools = list_field(rec, "tools", &bad, err);
     out->documents = list_field(rec, "documents", &bad, err);
-    if (bad)
+    if (bad || key_rounds(a, rec, &out->rounds, err))
         return -1;
+    out->tools = decode_tools(a, out->tools);
     list = list ? list : &empty;
     if (system_text(c, rec, list, &sys, err))
         return -1;

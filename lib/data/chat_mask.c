@@ -52,6 +52,14 @@ static int message_weight(const struct tw_json *m, int64_t i, double *out, struc
     return x + y + z;
 }
 
+static bool is_round(const struct tw_json *rounds, int64_t i)
+{
+    for (int64_t k = 0; k < rounds->n; k++)
+        if (rounds->item[k].i == i)
+            return true;
+    return false;
+}
+
 /* The weight of every message: what it says itself, else what --train-on says. */
 static int weigh(const struct tw_chat *c, const struct tw_chat_conv *v, float *weight,
         struct tw_err *err)
@@ -82,6 +90,8 @@ static int weigh(const struct tw_chat *c, const struct tw_chat_conv *v, float *w
             weight[i] = !reply;
             break;
         }
+        if (reply && v->rounds && !is_round(v->rounds, i - v->added))
+            weight[i] = 0;
         if (given)
             weight[i] = (float)own;
         if (i < v->from)
@@ -234,7 +244,8 @@ int tw_chat_segments(const struct tw_chat *c, struct tw_chat_work *w, const stru
         for (int64_t i = 0; i < v->messages.n; i++)
             if (weight[i] != 0)
                 one_message(c, w, v, i, weight[i]);
-        qsort(w->seg, (size_t)w->nseg, sizeof(*w->seg), by_begin);
+        if (w->nseg > 1)
+            qsort(w->seg, (size_t)w->nseg, sizeof(*w->seg), by_begin);
         return 0;
     }
     own = tw_arena_alloc(&w->arena, (size_t)v->messages.n * sizeof(*own));
@@ -246,7 +257,8 @@ int tw_chat_segments(const struct tw_chat *c, struct tw_chat_work *w, const stru
             own[n++] = (struct tw_chat_seg){ w->seg[0].begin, w->seg[0].end, weight[i] };
         w->nseg = 0;
     }
-    qsort(own, (size_t)n, sizeof(*own), by_begin);
+    if (n > 1)
+        qsort(own, (size_t)n, sizeof(*own), by_begin);
     fill_rest(w, own, n);
     return 0;
 }

@@ -18,6 +18,19 @@ static void remember(struct tw_enc *e, const struct tw_enc_slot *s, const char *
         tw_notice("%s:%lld: skipped: %s", s->file, (long long)s->line, reason);
 }
 
+/* With --verbose the first rendering is shown before any long work. */
+static void show_first(struct tw_enc *e, const struct tw_sample *x)
+{
+    struct tw_buf text = {0};
+
+    if (e->shown || !tw_verbose() || !tw_chat_tok(e->chat))
+        return;
+    e->shown = true;
+    tw_tok_decode(tw_chat_tok(e->chat), x->seq[0].token, x->seq[0].n, false, &text);
+    tw_info("the first record: %.*s", (int)(text.n < 4000 ? text.n : 4000), text.n ? text.p : "");
+    tw_buf_free(&text);
+}
+
 static int put_sample(struct tw_enc *e, const struct tw_enc_slot *s, const struct tw_sample *x,
         struct tw_err *err)
 {
@@ -110,6 +123,7 @@ static int emit(struct tw_enc *e, struct tw_enc_slot *s, struct tw_err *err)
             continue;
         }
         kept = true;
+        show_first(e, x);
         if (put_sample(e, s, x, err))
             return -1;
     }

@@ -133,7 +133,8 @@ static int flush(struct tw_enc *e, bool last, struct tw_err *err)
         }
     }
     free(free_in);
-    qsort(p->doc, (size_t)kept, sizeof(*p->doc), longest_first);
+    if (kept > 1)
+        qsort(p->doc, (size_t)kept, sizeof(*p->doc), longest_first);
     if (kept) {
         int32_t *token = tw_xreallocarray(NULL, (size_t)p->cap, sizeof(*token));
         float *weight = tw_xreallocarray(NULL, (size_t)p->cap, sizeof(*weight));

@@ -68,7 +68,7 @@ struct tw_enc {
     char hidden_first[600], blocked_first[600];
     struct tw_enc_pack *pack;
     struct tw_enc_stats *stats;
-    bool colour;
+    bool colour, shown;
 };
 
 /* Encodes slot I of the batch (encode_work.c); errors stay in the slot. */

@@ -169,7 +169,10 @@ static void text_of_a_user_is_never_control(void)
     /* a role is part of a control token in some templates */
     CHECK_STR(shown("plain", "{% for m in messages %}<|{{ 'im_' ~ m.role }}|>{% endfor %}'end'", plain,
             CHAT(TURN("end", "x")), &s), "dropped: no supervised token");
-    /* tools are the user's, too */
+    /* tools are the user's, too, and may be texts of JSON */
+    CHECK_STR(shown("plain", "{{ tools[0].name }}:{{ messages[0].content }}", plain,
+            "{\"messages\":[" TURN("assistant", "x") "],\"tools\":[\"{\\\"name\\\":\\\"f\\\"}\"]}", &s),
+            "f:[x]");
     c = open_tok("plain", "{{ tools|tojson }}{{ messages[0].content }}<|end|>", plain);
     shown_by(c, "{\"messages\":[" TURN("assistant", "x") "],\"tools\":[\"<|im_end|>\"]}", &s);
     CHECK_INT(s.blocked, 1);
@@ -233,6 +236,10 @@ static void messages_have_weights(void)
 
     CHECK_STR(shown_by(c, rec, &s), "user:a;assistant:b;user:[c;]assistant:[d;]");
     CHECK(s.seq[0].weight[s.seq[0].n - 1] == 0.5f);
+    CHECK_STR(shown_by(c, "{\"messages\":[" TURN("assistant", "b") "," TURN("assistant", "c") "],"
+            "\"user_data\":[[\"key_rounds\",\"[1]\"]]}", &s), "assistant:b;assistant:[c;]");
+    CHECK_STR(shown_by(c, "{\"messages\":[" TURN("assistant", "b") "],\"user_data\":[[\"key_rounds\","
+            "\"x\"]]}", &s), "user_data: key_rounds is not a list of numbers");
     CHECK_STR(shown_by(c, "{\"messages\":[{\"role\":\"assistant\",\"content\":\"b\",\"train\":\"x\"}]}",
             &s), "'train' must be true or false, not a string");
     CHECK_STR(shown_by(c, "{\"messages\":[{\"role\":\"assistant\",\"content\":\"b\",\"train\":true,"
