@@ -139,7 +139,7 @@ void tw_cpu_transpose(struct tw_cpu *d, void *wt, const struct tw_mat *w, int64_
 #define TW_TILE (128 * 64)
 #define TW_MC 128
 #define TW_MC_RAW 256
-#define TW_KC 384
+#define TW_KC 576
 #define TW_TILE_WORDS ((TW_TILE + TW_MC_RAW) * 16)
 #define TW_OWN_WORDS (TW_TILE_WORDS + TW_MC_RAW * TW_KC + 3 * 16 * TW_KC)
 
