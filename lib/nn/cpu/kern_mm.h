@@ -1,7 +1,8 @@
 /* kern_mm.h - the blocks of the matrix product, compiled once per instruction set by kern.h.
  * A block of R rows and P panels keeps its R * P sums in registers for the whole length of the sum:
  * per step P vectors of B are loaded and R numbers of A broadcast. AVX512 takes 8 x 3 (24 sums of 32
- * registers, enough to hide the latency of two units), AVX2 6 x 1 (12 of 16). */
+ * registers, enough to hide the latency of two units), AVX2 6 x 1 (12 of 16), portable C one row:
+ * what fits any processor's registers, and compilers take minutes over more. */
 
 #if defined(TW_VEC_AVX512)
 #define MR 8
@@ -10,7 +11,7 @@
 #define MR 6
 #define PR 1
 #else
-#define MR 4
+#define MR 1
 #define PR 1
 #endif
 
@@ -48,19 +49,23 @@ VFN void mm_block(float *restrict c, int64_t ldc, const float *restrict a, int64
 
 #define MM_CASE(r, p)                                                                              \
     case (r) * 4 + (p):                                                                            \
-        mm_block(c, ldc, a, ar, as, b, bp, s, (r) <= MR ? (r) : MR, (p) <= PR ? (p) : PR, bf);     \
+        mm_block(c, ldc, a, ar, as, b, bp, s, r, p, bf);                                           \
         break;
+#if PR > 1
 #define MM_ROW(r) MM_CASE(r, 1) MM_CASE(r, 2) MM_CASE(r, 3)
+#else
+#define MM_ROW(r) MM_CASE(r, 1)
+#endif
 
 VFN void mm_switch(float *c, int64_t ldc, const float *a, int64_t ar, int64_t as, const float *b,
         int64_t bp, int64_t s, int R, int P, const bool bf)
 {
     switch (R * 4 + P) {
         MM_ROW(1)
+#if MR >= 6
         MM_ROW(2)
         MM_ROW(3)
         MM_ROW(4)
-#if MR >= 6
         MM_ROW(5)
         MM_ROW(6)
 #endif

@@ -10,7 +10,15 @@
 #include <string.h>
 #include "data/weights.h"
 
+/* Vectors in registers must be inlined. Of arrays the compiler may decide: inlining all of them takes
+ * it minutes, with a sanitizer even those it would choose. */
+#if defined(TW_VEC_C) && defined(__SANITIZE_ADDRESS__)
+#define VFN static __attribute__((noinline, unused))
+#elif defined(TW_VEC_C)
+#define VFN static inline __attribute__((unused))
+#else
 #define VFN static inline __attribute__((always_inline, unused))
+#endif
 
 /* Where a lane of a loop reads unaligned 32-bit words. */
 VFN float v_word(const void *p)
