@@ -437,7 +437,7 @@ int main(int argc, char **argv)
         return 2;
     }
     if (!(g.tol > 0))
-        g.tol = g.dtype == TW_F32 ? 1e-4 : 5e-2;
+        g.tol = g.dtype == TW_F32 ? 1e-4 : 1e-1;
     g.dev = tw_cpu_open(0, "auto", &err);
     if (!g.dev)
         return die(&err) != 0;
