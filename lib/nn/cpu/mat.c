@@ -16,11 +16,31 @@ int64_t tw_cpu_mat_elems(const struct tw_dev *d, int64_t rows, int64_t cols, enu
 }
 
 struct put_job {
+    struct tw_cpu *d;
     struct tw_mat *m;
     const void *host;
     enum tw_dtype from;
     int64_t row, n;
 };
+
+/* A whole panel (or the last one) of the matrix's own dtype: a transposition of 32-bit words, which
+ * are pairs in BF16. */
+static bool put_words(const struct put_job *j, int64_t p, int64_t r0, int64_t r1)
+{
+    int64_t K = j->m->cols;
+
+    if (r0 != p * 16 || (r1 != p * 16 + 16 && r1 != j->m->rows) || j->from != j->m->dtype)
+        return false;
+    if (j->from == TW_BF16 && K % 2)
+        return false;
+    if (j->from == TW_F32)
+        j->d->k->panel((float *)j->m->data + p * K * 16, (const float *)j->host + (r0 - j->row) * K,
+                K, r1 - r0, K);
+    else
+        j->d->k->panel((float *)j->m->data + p * tw_up(K, 32) * 8,
+                (const float *)j->host + (r0 - j->row) * (K / 2), K / 2, r1 - r0, K / 2);
+    return true;
+}
 
 /* One panel: its rows are few streams read side by side, the panel is written in order. */
 static void put_panel(void *arg, int64_t i, int thread)
@@ -29,6 +49,8 @@ static void put_panel(void *arg, int64_t i, int thread)
     int64_t p = j->row / 16 + i, r0 = tw_max(j->row, p * 16);
     int64_t r1 = tw_min(j->row + j->n, p * 16 + 16), K = j->m->cols;
 
+    if (put_words(j, p, r0, r1))
+        return;
     for (int64_t c = 0; c < K; c++)
         for (int64_t r = r0; r < r1; r++) {
             int64_t k = (r - j->row) * K + c, to = at(j->m, r, c);
@@ -45,7 +67,7 @@ static void put_panel(void *arg, int64_t i, int thread)
 void tw_cpu_mat_put(struct tw_dev *d, struct tw_mat *m, const void *host, enum tw_dtype from,
         int64_t row, int64_t n)
 {
-    struct put_job j = { m, host, from, row, n };
+    struct put_job j = { (struct tw_cpu *)d, m, host, from, row, n };
 
     if (n > 0)
         tw_cpu_run((struct tw_cpu *)d, (row + n + 15) / 16 - row / 16, put_panel, &j);
