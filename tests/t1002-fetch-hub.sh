@@ -519,6 +519,9 @@ test_case 'TLS: SSL_CERT_FILE, HTTPS_PROXY, NO_PROXY' '
 	test_text err "has no certificate this machine trusts"
 	export SSL_CERT_FILE="$PWD/crt"
 	test_equal "$(tw-fetch -d "$url")" "{\"a\":1}"
+	hub_file web/b.bin 2000000
+	behave "{\"cut\": {\"b.bin\": 0.5}, \"norange\": true}"
+	test_exit 3 tw-fetch "$(cat hub/tls)/web/b.bin" 2>err          # and not killed by SIGPIPE
 	rm -rf cache
 	HTTPS_PROXY=http://127.0.0.1:9 test_exit 3 tw-fetch -d "$url" 2>err
 	HTTPS_PROXY=http://127.0.0.1:9 NO_PROXY=127.0.0.1 tw-fetch -d "$url" >out

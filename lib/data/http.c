@@ -1,8 +1,11 @@
 /* http.c - HTTP requests on libcurl, one connection handle a thread */
 #include "data/http_priv.h"
 #include "base/log.h"
+#include <errno.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <strings.h>
+#include <time.h>
 
 #define HOPS 10
 #define HEAD_MAX ((size_t)1 << 20)
@@ -64,11 +67,40 @@ struct tw_http_conn *tw_http_conn_open(struct tw_http *h)
     return c;
 }
 
+/* A command dies of SIGPIPE, as `| head` wants it; but a server that goes away in the middle of TLS
+ * must not kill it. The signal is this thread's, so it is held back around what libcurl does (whose
+ * own care for it CURLOPT_NOSIGNAL switches off) and then thrown away. */
+static void pipe_hold(sigset_t *was)
+{
+    sigset_t set;
+
+    sigemptyset(&set);
+    sigaddset(&set, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &set, was);
+}
+
+static void pipe_release(const sigset_t *was)
+{
+    const struct timespec now = {0};
+    sigset_t set;
+
+    sigemptyset(&set);
+    sigaddset(&set, SIGPIPE);
+    if (!sigismember(was, SIGPIPE))
+        while (sigtimedwait(&set, NULL, &now) < 0 && errno == EINTR)
+            ;
+    pthread_sigmask(SIG_SETMASK, was, NULL);
+}
+
 void tw_http_conn_close(struct tw_http_conn *c)
 {
+    sigset_t was;
+
     if (!c)
         return;
+    pipe_hold(&was);
     curl_easy_cleanup(c->curl);
+    pipe_release(&was);
     free(c);
 }
 
@@ -286,6 +318,7 @@ static int hop(struct call *c, const char *url, const struct origin *o, bool tru
     struct curl_slist *headers = NULL;
     bool probe, limited = false;
     double seconds = 0;
+    sigset_t was;
     CURLcode code;
     int ret = -1;
 
@@ -301,7 +334,9 @@ static int hop(struct call *c, const char *url, const struct origin *o, bool tru
     c->res->last = c->res->head.n;
     c->res->body.n = 0;
     set_options(c, url, o, headers);
+    pipe_hold(&was);
     code = curl_easy_perform(c->conn->curl);
+    pipe_release(&was);
     if (code == CURLE_OK && start(c))
         code = CURLE_WRITE_ERROR;
     curl_slist_free_all(headers);
