@@ -454,6 +454,9 @@ test_case 'data sets of both hubs: rows by subset and split' '
 	test_equal "$(tw-fetch -d hf://org/d --subset two --split test)" "{\"k\":\"two test\"}"
 	test_equal "$(tw-fetch -d hf://org/d --subset one)" "{\"k\":\"one train\"}"
 	test_equal "$(hub_count resolve)" 2
+	test_equal "$(tw-fetch -d hf://datasets/org/d --subset one)" "{\"k\":\"one train\"}"
+	test_exit 2 tw-fetch hf://datasets/org/d 2>err
+	test_text err "is a data set: add --dataset"
 	gzip hub/hf/datasets/org/d/one/train*
 	test_equal "$(tw-fetch -d hf://org/d --subset one)" "{\"k\":\"one train\"}"
 	printf PAR1 >hub/hf/datasets/org/d/two/x.parquet

@@ -107,6 +107,15 @@ int tw_repo_parse(struct repo *r, const char *uri, bool dataset, const char *rev
 
     *r = (struct repo){ .ms = !strncmp(uri, "ms://", 5), .dataset = dataset };
     r->uri = tw_xstrdup(uri);
+    if (!strncmp(name, "datasets/", 9) && memchr(name + 9, '/', n > 9 ? n - 9 : 0)) {
+        /* as the hub's own file system writes it */
+        if (!dataset) {
+            tw_fail_code(err, TW_EMISUSE, uri, 0, "is a data set: add --dataset");
+            goto fail;
+        }
+        name += 9;
+        n -= 9;
+    }
     while (n && name[n - 1] == '/')
         n--;
     r->id = tw_xstrndup(name, n);
