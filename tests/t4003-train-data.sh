@@ -22,6 +22,12 @@ test_case 'a file, a pipe, a shard and a piped shard give the same run' '
 	cat 2.jsonl >fifo &
 	cat 1.jsonl | $T -m "$BASE" $o -o pipes - fifo
 	for r in pipe stdin shard piped parts mixed pipes; do same_run file $r; done
+	(printf "\357\273\277"; sed "s/\$/\r/" "$TMP/d.jsonl"; printf "\n\n") >crlf.jsonl
+	(printf "[\n"; sed "\$!s/\$/,/" "$TMP/d.jsonl"; printf "]\n") >array.json
+	$T -m "$BASE" $o -o crlf crlf.jsonl
+	$T -m "$BASE" $o -o array array.json
+	same_run file crlf
+	same_run file array
 	[ -f pipe/data-0.tws ] && [ ! -e file/data-0.tws ]
 '
 test_case 'a pipe that needs no other order is trained on as it comes' '

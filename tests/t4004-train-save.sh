@@ -45,6 +45,19 @@ test_case 'one failure anywhere, then going on' '
 	    done
 	done
 '
+test_case 'a pipe that cannot be kept' '
+	cat "$TMP/d.jsonl" | tw-train -m "$BASE" -o whole $O
+	for at in open:1 open:2 write:1 write:2 write:3 write:4 fsync:1 rename:1 rename:2; do
+	    status=0
+	    cat "$TMP/d.jsonl" | LD_PRELOAD="$TW_BUILD/tests/inject.so" TW_INJECT_PATH=r/ TW_INJECT=$at \
+	        tw-train -m "$BASE" -o r $O 2>err || status=$?
+	    test_equal $status 1
+	    test_text err "No space left on device"
+	    cat "$TMP/d.jsonl" | tw-train -m "$BASE" -o r $O --resume
+	    same_run whole r
+	    rm -rf r
+	done
+'
 test_case 'a disk that holds one checkpoint and a half' '
 	mkdir disk
 	mount -t tmpfs -o size=1200k tmpfs disk 2>/dev/null || test_skip "cannot mount"

@@ -52,6 +52,7 @@ test_case 'options that need another one, or exclude it' '
 	no 2 "needs --eval" --eval-every 2
 	no 2 "needs --init random" --config-json "$TMP/shape/config.json"
 	no 2 "give one of them" --lora r=2 --adapter x
+	no 2 "of no use" --init random --lora r=2
 	no 2 "does not fit" --init random --adapter x
 	test_exit 2 tw-train -m "$BASE" "$TMP/d.jsonl" 2>err
 	test_text err "RUN, the folder of the run, must be given"

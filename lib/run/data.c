@@ -33,6 +33,7 @@ struct tw_data {
     struct reader reader;
     bool open;                      /* the reader */
     struct tw_arena arena;
+    struct tw_progress progress;
 };
 
 static const char *path_of(const struct tw_data *d, int i)
@@ -73,6 +74,7 @@ static int note(struct tw_data *d, const struct reader *r, uint64_t offset, stru
     d->entry[d->n] = (struct entry){ .offset = offset, .bytes = (uint32_t)r->bytes,
         .tokens = (uint32_t)s->tokens };
     count(d, s);
+    tw_progress_at(&d->progress, d->n, NULL);
     return 0;
 }
 
@@ -250,11 +252,13 @@ struct tw_data *tw_data_open(const struct tw_data_opts *o, struct tw_err *err)
     struct tw_data *d = tw_xcalloc(1, sizeof *d);
 
     d->o = *o;
+    tw_progress_start(&d->progress, "read", "records", 0);
     for (d->at = 0; d->at < npaths(d) && !d->streams; d->at += !d->streams)
         if (scan_path(d, d->at, err)) {
             tw_data_close(d);
             return NULL;
         }
+    tw_progress_end(&d->progress);
     return d;
 }
 

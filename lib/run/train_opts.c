@@ -61,6 +61,8 @@ static int check_pairs(const struct tw_train_opts *o, struct tw_err *err)
         { o->eval_every && !o->eval, "--eval-every", "needs --eval FILE" },
         { o->adapter && o->lora, "--lora", "the settings come with --adapter: give one of them" },
         { o->init && o->adapter, "--adapter", "does not fit the weights of --init random" },
+        { o->init && o->lora, "--lora", "an adapter beside the weights of --init random is of no use: "
+            "they are not saved" },
         { o->config_json && !o->init, "--config-json", "needs --init random" },
         { o->nproc > 1, "--nproc", "this build trains on one device" },
         { !o->out && !o->plan, "-o", "RUN, the folder of the run, must be given" },

@@ -213,7 +213,7 @@ int tw_train_step(struct tw_trainer *t, bool *end, struct tw_err *err)
     if (r.skipped)
         return skipped(t, &b, r.bad, err);
     t->skips = 0;
-    t->moved |= lr > 0 && r.norm > 0;
+    t->moved |= lr > 1e-12 && r.norm > 1e-12;
     return 0;
 }
 
