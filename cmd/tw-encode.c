@@ -1,6 +1,8 @@
 /* cmd/tw-encode.c - records to tokens, with template and loss mask */
 #include "run/encode.h"
 
+#include <stdlib.h>
+
 static const struct tw_opt table[] = {
     TW_GROUP("Model"),
     { "model", 'm', TW_OSTR(struct tw_encode_opts, model), "MODEL", TW_NEEDED,
@@ -62,9 +64,11 @@ int main(int argc, char **argv)
     struct tw_encode_opts o = { 0 };
     struct tw_err err = { 0 };
     char **line = tw_xcalloc((size_t)argc + 1, sizeof(*line));
-    int n;
+    int n, ret;
 
-    memcpy(line, argv, (size_t)argc * sizeof(*line));
+    memcpy(line, argv, (size_t)argc * sizeof(*line));       /* tw_start() moves the operands */
     n = tw_start(&cmd, &o, argc, argv);
-    return tw_finish(&cmd, tw_encode(&o, argv + 1, n, argc, line, &err), &err);
+    ret = tw_encode(&o, argv + 1, n, argc, line, &err);
+    free(line);
+    return tw_finish(&cmd, ret, &err);
 }
