@@ -56,7 +56,8 @@ static struct tw_mat mat(struct bench *b, int64_t rows, int64_t cols, enum tw_dt
     struct tw_mat m = { .dtype = t, .rows = rows, .cols = cols };
     struct tw_tensor src = tensor(b, rows, cols);
 
-    m.data = b->o->alloc(b->d, (size_t)b->o->mat_elems(b->d, rows, cols, t) * tw_dtype_size(t), &err);
+    m.data = b->o->alloc(b->d, (size_t)b->o->mat_elems(b->d, rows, cols, t) * tw_dtype_size(t),
+            &err);
     b->o->mat_put(b->d, &m, src.data, TW_F32, 0, rows);
     b->o->free(b->d, src.data);
     return m;
@@ -80,15 +81,16 @@ static void report(struct bench *b, const char *op, int64_t T, int64_t N, int64_
     qsort(t, (size_t)b->runs, sizeof *t, cmp);
     mid = t[b->runs / 2];
     best = t[0];
-    printf("%-8s %5lld %6lld %5lld  %9.3f ms  %7.1f GFLOP/s (best %.1f)", op, (long long)T, (long long)N,
-            (long long)K, mid * 1e3, flop / mid * 1e-9, flop / best * 1e-9);
+    printf("%-8s %5lld %6lld %5lld  %9.3f ms  %7.1f GFLOP/s (best %.1f)", op, (long long)T,
+            (long long)N, (long long)K, mid * 1e3, flop / mid * 1e-9, flop / best * 1e-9);
     if (bytes > 0)
         printf("  weights %.1f GB/s (best %.1f)", bytes / mid * 1e-9, bytes / best * 1e-9);
     printf("\n");
     fflush(stdout);
 }
 
-static void product(struct bench *b, const char *op, int64_t T, int64_t N, int64_t K, enum tw_dtype dt)
+static void product(struct bench *b, const char *op, int64_t T, int64_t N, int64_t K,
+        enum tw_dtype dt)
 {
     struct arg a = { .op = op, .T = T, .N = N, .K = K };
     double *t = tw_xcalloc((size_t)b->runs, sizeof *t);
@@ -117,13 +119,16 @@ static void product(struct bench *b, const char *op, int64_t T, int64_t N, int64
 static void attention(struct bench *b, int64_t nseq, int64_t n)
 {
     int64_t T = nseq * n, nh = 9, nkv = 3, hd = 64;
-    struct tw_tensor q = tensor(b, T, nh * hd), k = tensor(b, T, nkv * hd), v = tensor(b, T, nkv * hd);
+    struct tw_tensor q = tensor(b, T, nh * hd), k = tensor(b, T, nkv * hd),
+            v = tensor(b, T, nkv * hd);
     struct tw_tensor o = tensor(b, T, nh * hd), dq = tensor(b, T, nh * hd);
     struct tw_tensor dk = tensor(b, T, nkv * hd), dv = tensor(b, T, nkv * hd);
     struct tw_tensor lse = tensor(b, T, nh);
     struct tw_attn_seq *seq = tw_xcalloc((size_t)nseq, sizeof *seq);
-    struct tw_attn a = { .nh = nh, .nkv = nkv, .hd = hd, .scale = 0.125f, .seq = seq, .nseq = nseq };
-    double *t = tw_xcalloc((size_t)b->runs, sizeof *t), flop = 2.0 * (double)(T * n) * (double)(nh * hd);
+    struct tw_attn a = { .nh = nh, .nkv = nkv, .hd = hd, .scale = 0.125f, .seq = seq,
+            .nseq = nseq };
+    double *t = tw_xcalloc((size_t)b->runs, sizeof *t),
+            flop = 2.0 * (double)(T * n) * (double)(nh * hd);
 
     for (int64_t s = 0; s < nseq; s++)
         seq[s] = (struct tw_attn_seq){ .q0 = s * n, .nq = n };
@@ -179,11 +184,12 @@ static void head(struct bench *b, int64_t T, bool back)
 
 int main(int argc, char **argv)
 {
-    static const int64_t shape[][3] = { { 1024, 1024, 1024 }, { 2048, 576, 576 }, { 2048, 1536, 576 },
-        { 2048, 576, 1536 }, { 2048, 49152, 576 } };
+    static const int64_t shape[][3] = { { 1024, 1024, 1024 }, { 2048, 576, 576 },
+        { 2048, 1536, 576 }, { 2048, 576, 1536 }, { 2048, 49152, 576 } };
     struct tw_err err = { 0 };
     struct bench b = { .d = tw_cpu_open(argc > 1 ? (int)strtol(argv[1], NULL, 10) : 0,
-                argc > 2 ? argv[2] : "auto", &err), .runs = argc > 3 ? (int)strtol(argv[3], NULL, 10) : 9,
+                argc > 2 ? argv[2] : "auto", &err),
+            .runs = argc > 3 ? (int)strtol(argv[3], NULL, 10) : 9,
         .only = argc > 4 ? argv[4] : NULL };
 
     if (!b.d) {

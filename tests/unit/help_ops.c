@@ -78,7 +78,8 @@ float *help_get(struct tw_dev *d, const void *p, int64_t n)
     return x;
 }
 
-struct tw_tensor help_tensor(struct tw_dev *d, const float *x, int64_t rows, int64_t cols, int64_t ld)
+struct tw_tensor help_tensor(struct tw_dev *d, const float *x, int64_t rows, int64_t cols,
+        int64_t ld)
 {
     float *host = tw_xcalloc((size_t)(rows * ld) + 1, sizeof *host);
     struct tw_tensor t = { .dtype = TW_F32, .rows = rows, .cols = cols, .ld = ld };
@@ -112,7 +113,8 @@ bool help_tensor_clean(struct tw_dev *d, const struct tw_tensor *x)
     return ok;
 }
 
-struct tw_mat help_mat(struct tw_dev *d, const float *w, int64_t rows, int64_t cols, enum tw_dtype t)
+struct tw_mat help_mat(struct tw_dev *d, const float *w, int64_t rows, int64_t cols,
+        enum tw_dtype t)
 {
     struct tw_mat m = { .dtype = t, .rows = rows, .cols = cols };
     int64_t n = tw_ops(d)->mat_elems(d, rows, cols, t), cut = rows / 3;

@@ -1,5 +1,6 @@
-/* ops.c - products, norms and elementwise ops of every device against ref.c, over odd shapes, and the
- * promises of ops.h to the bit: threads, instruction sets, neighbours and cuts change nothing. */
+/* ops.c - products, norms and elementwise ops of every device against ref.c, over odd shapes, and
+ * the promises of ops.h to the bit: threads, instruction sets, neighbours and cuts change
+ * nothing. */
 #include <stdlib.h>
 #include "base/mem.h"
 #include "help_ops.h"
@@ -44,7 +45,8 @@ static void linear_on(struct help_dev *h, const struct shape *s, enum tw_dtype t
     float *x = help_rand(T * K, 1, 1), *w = help_rand(N * K, 2, 1), *b = help_rand(N, 3, 1);
     float *res = help_rand(T * N, 4, 1), *got;
     double *want = tw_xcalloc((size_t)(T * N), sizeof *want);
-    struct tw_tensor dx = help_tensor(h->d, x, T, K, K + 3), dy = help_tensor(h->d, res, T, N, N + 5);
+    struct tw_tensor dx = help_tensor(h->d, x, T, K, K + 3),
+            dy = help_tensor(h->d, res, T, N, N + 5);
     struct tw_tensor plain = help_tensor(h->d, NULL, T, N, N);
     struct tw_mat dw = help_mat(h->d, w, N, K, t);
     float *db = help_put(h->d, b, (size_t)N * 4);
@@ -95,7 +97,8 @@ static void dx_on(struct help_dev *h, const struct shape *s, enum tw_dtype t, in
     int64_t T = s->T, N = s->N, K = s->K;
     float *dy = help_rand(T * N, 1, 1), *w = help_rand(N * K, 2, 1), *dx = help_rand(T * K, 3, 1);
     double *want = tw_xcalloc((size_t)(T * K), sizeof *want);
-    struct tw_tensor vy = help_tensor(h->d, dy, T, N, N + 1), vx = help_tensor(h->d, dx, T, K, K + 2);
+    struct tw_tensor vy = help_tensor(h->d, dy, T, N, N + 1),
+            vx = help_tensor(h->d, dx, T, K, K + 2);
     struct tw_mat m = help_mat(h->d, w, N, K, t);
 
     if (t == TW_BF16) {
@@ -138,7 +141,8 @@ static void dw_on(struct help_dev *h, const struct shape *s, int slot)
     float *db = help_rand(N, 4, 1), *got, *got2;
     double *want = tw_xcalloc((size_t)(N * K), sizeof *want);
     double *wantb = tw_xcalloc((size_t)N, sizeof *want);
-    struct tw_tensor vy = help_tensor(h->d, dy, T, N, N + 1), vx = help_tensor(h->d, x, T, K, K + 2);
+    struct tw_tensor vy = help_tensor(h->d, dy, T, N, N + 1),
+            vx = help_tensor(h->d, x, T, K, K + 2);
     struct tw_mat m = help_mat(h->d, dw, N, K, TW_F32), m2 = help_mat(h->d, dw, N, K, TW_F32);
     float *b = help_put(h->d, db, (size_t)N * 4), *b2 = help_put(h->d, db, (size_t)N * 4);
     int64_t all = ON(mat_elems, N, K, TW_F32);
@@ -225,7 +229,8 @@ static void mat_cast_and_embed(void)
             want[id[t] * D + k] += dy[t * D + k];
     DEVS(h)
         for (int low = 0; low < 2; low++) {
-            struct tw_mat f = help_mat(h->d, w, V, D, TW_F32), b = help_mat(h->d, NULL, V, D, TW_BF16);
+            struct tw_mat f = help_mat(h->d, w, V, D, TW_F32),
+                    b = help_mat(h->d, NULL, V, D, TW_BF16);
             struct tw_mat g = help_mat(h->d, dw0, V, D, TW_F32);
             struct tw_tensor y = help_tensor(h->d, NULL, T, D, D + 1);
             struct tw_tensor vy = help_tensor(h->d, dy, T, D, D + 1);

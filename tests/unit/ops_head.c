@@ -83,7 +83,8 @@ static void head_on(struct help_dev *h, struct head *r, enum tw_dtype t, int slo
     struct tw_dev *d = h->d;
     struct tw_tensor x = help_tensor(d, r->x, r->T, r->D, r->D + 3);
     struct tw_tensor dh = help_tensor(d, NULL, r->T, r->D, r->D + 1);
-    struct tw_mat w = help_mat(d, r->w, r->V, r->D, t), dw = help_mat(d, r->dw0, r->V, r->D, TW_F32);
+    struct tw_mat w = help_mat(d, r->w, r->V, r->D, t),
+            dw = help_mat(d, r->dw0, r->V, r->D, TW_F32);
     struct tw_head a = { .h = &x, .w = &w, .n = ROWS, .row = help_put(d, r->row, sizeof r->row),
         .target = help_put(d, r->target, sizeof r->target),
         .temp = help_put(d, r->temp, sizeof r->temp), .coef = help_put(d, r->coef, sizeof r->coef),
@@ -148,7 +149,8 @@ static void head(void)
 static void glu(void)
 {
     int64_t T = 5, n = 37;
-    float *g = help_rand(T * n, 1, 3), *u = help_rand(T * n, 2, 1), *dy = help_rand(T * n, 3, 1), *got;
+    float *g = help_rand(T * n, 1, 3), *u = help_rand(T * n, 2, 1), *dy = help_rand(T * n, 3, 1),
+            *got;
     double *y = tw_xcalloc((size_t)(T * n), 8), *dg = tw_xcalloc((size_t)(T * n), 8);
     double *du = tw_xcalloc((size_t)(T * n), 8);
 
@@ -156,8 +158,10 @@ static void glu(void)
     help_forget();
     DEVS(h)
         for (int act = TW_SILU; act <= TW_GELU_TANH; act++) {
-            struct tw_tensor vg = help_tensor(h->d, g, T, n, 80), vu = help_tensor(h->d, u, T, n, 80);
-            struct tw_tensor vd = help_tensor(h->d, dy, T, n, n), vy = help_tensor(h->d, NULL, T, n, n);
+            struct tw_tensor vg = help_tensor(h->d, g, T, n, 80),
+                    vu = help_tensor(h->d, u, T, n, 80);
+            struct tw_tensor vd = help_tensor(h->d, dy, T, n, n),
+                    vy = help_tensor(h->d, NULL, T, n, n);
 
             for (int64_t i = 0; i < T * n; i++) {
                 y[i] = ref_act(g[i], act) * u[i];

@@ -206,8 +206,8 @@ double ref_dact(double x, enum tw_act act)
     return 0.5 * (1 + th) + 0.5 * x * (1 - th * th) * sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
 }
 
-double ref_logp(double *entropy, double *dz, const double *z, int64_t V, double temp, int64_t target,
-        double coef)
+double ref_logp(double *entropy, double *dz, const double *z, int64_t V, double temp,
+        int64_t target, double coef)
 {
     double max = -INFINITY, sum = 0, lse;
 

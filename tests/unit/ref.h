@@ -1,6 +1,6 @@
-/* ref.h - the readable reference of every op of lib/nn/ops.h: plain row-major arrays, sums in double,
- * one loop per index of the formula. Slow, and right by inspection; for tests alone. Weights W are
- * [N, K], activations [T, ..]; results are doubles. */
+/* ref.h - the readable reference of every op of lib/nn/ops.h: plain row-major arrays, sums in
+ * double, one loop per index of the formula. Slow, and right by inspection; for tests alone.
+ * Weights W are [N, K], activations [T, ..]; results are doubles. */
 #ifndef TW_REF_H
 #define TW_REF_H
 #include "nn/ops.h"
@@ -36,8 +36,8 @@ double ref_act(double x, enum tw_act act);
 double ref_dact(double x, enum tw_act act);
 
 /* One row of V logits: log softmax(z / temp)[target], its entropy, and dz of coef * that. */
-double ref_logp(double *entropy, double *dz, const double *z, int64_t V, double temp, int64_t target,
-        double coef);
+double ref_logp(double *entropy, double *dz, const double *z, int64_t V, double temp,
+        int64_t target, double coef);
 
 /* Whether feature k of a token with this key is dropped at module m. */
 bool ref_dropped(uint64_t key, uint32_t m, int64_t k, float drop);

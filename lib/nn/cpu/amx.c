@@ -1,7 +1,7 @@
 /* amx.c - bf16 products on the tile unit (tdpbf16ps). A block is up to 32 rows and 2 panels: four
- * tiles of sums (0..3), two of A (4, 5), two of B (6, 7); a step multiplies 16 pairs of k, for which
- * a panel of B is one tile of 1 KiB as it lies. Four products of 16 cycles need four tile loads, so
- * B's two panels stay in L1 and A comes from L2.
+ * tiles of sums (0..3), two of A (4, 5), two of B (6, 7); a step multiplies 16 pairs of k, for
+ * which a panel of B is one tile of 1 KiB as it lies. Four products of 16 cycles need four tile
+ * loads, so B's two panels stay in L1 and A comes from L2.
  *
  * Rounding: the unit keeps even and odd k of a tile apart and adds them at its end, so its bits are
  * not those of vdpbf16ps; but a row's chain runs over tiles of k from the first and sees no other

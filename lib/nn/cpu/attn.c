@@ -1,11 +1,12 @@
 /* attn.c - causal attention. Keys and values of one kv head lie in blocks of bk keys: K as panels
- * [bk / 16][hd][16], so that sixteen scores are one vector, V as [hd / 16][bk][16]. A packed sequence
- * is one block that holds it all, built per call; a decode state has blocks of TW_KV_BLOCK. Both run
- * the same code, so prefill, decode and packed calls give the same bits: a score is one chain over
- * hd, a row's softmax is taken whole, an output is one chain over keys from the first.
+ * [bk / 16][hd][16], so that sixteen scores are one vector, V as [hd / 16][bk][16]. A packed
+ * sequence is one block that holds it all, built per call; a decode state has blocks of
+ * TW_KV_BLOCK. Both run the same code, so prefill, decode and packed calls give the same bits: a
+ * score is one chain over hd, a row's softmax is taken whole, an output is one chain over keys from
+ * the first.
  *
- * Work items are groups of query rows of one kv head; a row is a (query, head of the group) pair, so
- * that heads that share keys share their loads. */
+ * Work items are groups of query rows of one kv head; a row is a (query, head of the group) pair,
+ * so that heads that share keys share their loads. */
 #include "nn/cpu/cpu_priv.h"
 
 #define ITEM_ROWS 64
@@ -103,7 +104,8 @@ static void scores(const struct att *t, int64_t sq, int64_t kvh, float *s, const
         int64_t in = j % bk;
 
         np = tw_min(k->pr, tw_min(bk - in, end - j) / 16);
-        k->mm(s + j - kb, t->lds, qp, R, block_of(t, sq, kvh, j) + in * hd, hd * 16, hd, R, (int)np);
+        k->mm(s + j - kb, t->lds, qp, R, block_of(t, sq, kvh, j) + in * hd, hd * 16, hd, R,
+                (int)np);
     }
 }
 
@@ -150,7 +152,8 @@ static void attn_rows(const struct att *t, int64_t sq, int64_t kvh, int64_t r0, 
         int64_t pos = q->past + (r0 + r) / t->group;
         int64_t from = a->window ? tw_max(0, pos + 1 - a->window) : 0;
 
-        sum[r] = t->d->k->soft(s + r * t->lds, from - kb, pos + 1 - kb, end - kb, a->scale, &max[r]);
+        sum[r] = t->d->k->soft(s + r * t->lds, from - kb, pos + 1 - kb, end - kb, a->scale,
+                &max[r]);
     }
     mix(t, sq, kvh, o, s, R, kb, lo, last + 1);
     for (int r = 0; r < R; r++) {
@@ -222,7 +225,8 @@ static int64_t attn_plan(struct att *t)
 void tw_cpu_attn(struct tw_dev *dev, struct tw_tensor *o, float *lse, const struct tw_tensor *q,
         const struct tw_tensor *k, const struct tw_tensor *v, const struct tw_attn *a)
 {
-    struct att t = { .d = (struct tw_cpu *)dev, .a = a, .q = q, .k = k, .v = v, .o = o, .lse = lse };
+    struct att t = { .d = (struct tw_cpu *)dev, .a = a, .q = q, .k = k, .v = v, .o = o,
+            .lse = lse };
     int64_t items = attn_plan(&t);
     bool packed = false;
 
@@ -230,7 +234,7 @@ void tw_cpu_attn(struct tw_dev *dev, struct tw_tensor *o, float *lse, const stru
         return;
     for (int64_t s = 0; s < a->nseq; s++)
         packed |= !a->seq[s].block;
-    if (packed)                 /* a decode state's keys are there already; putting them is harmless */
+    if (packed)     /* decode states have theirs already, and get them again */
         tw_cpu_run(t.d, a->nseq * a->nkv, put_seq, &t);
     tw_cpu_run(t.d, items, attn_item, &t);
 }

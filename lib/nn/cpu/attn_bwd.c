@@ -1,7 +1,8 @@
-/* attn_bwd.c - the backward of packed attention. One work item is one kv head of one sequence, so its
- * sums have one owner: for every head of the group, tiles of TILE queries in order,
+/* attn_bwd.c - the backward of packed attention. One work item is one kv head of one sequence, so
+ * its sums have one owner: for every head of the group, tiles of TILE queries in order,
  *   P = e^(scale Q K^T - lse), dP = dO V^T, dS = P (dP - rowsum(dO O)) scale,
- *   dQ = dS K (a chain over keys), dV += P^T dO and dK += dS^T Q (chains over heads, then queries). */
+ *   dQ = dS K (a chain over keys), dV += P^T dO and dK += dS^T Q (chains over heads, then
+ * queries). */
 #include "nn/cpu/cpu_priv.h"
 
 #define TILE 32
@@ -87,8 +88,8 @@ static void load_keys(const struct bwd *t, struct item *m)
 }
 
 /* out[r][j - kb] = x[r] . panels[j] for R rows of x and keys [kb, end). */
-static void scores(const struct bwd *t, struct item *m, float *out, const float *x, int64_t ld, int R,
-        const float *panels, int64_t kb, int64_t end)
+static void scores(const struct bwd *t, struct item *m, float *out, const float *x, int64_t ld,
+        int R, const float *panels, int64_t kb, int64_t end)
 {
     const struct tw_kern *k = t->d->k;
     int64_t hd = t->a->hd;
@@ -133,8 +134,8 @@ static void query_rows(const struct bwd *t, struct item *m, int64_t h, int64_t i
 }
 
 /* out[j][..] += sum over the tile's rows [0, n) of w[row][j - kb] x[row][..] for keys [kb, end). */
-static void key_rows(const struct bwd *t, struct item *m, float *out, const float *w, const float *x,
-        int64_t n, int64_t kb, int64_t end)
+static void key_rows(const struct bwd *t, struct item *m, float *out, const float *w,
+        const float *x, int64_t n, int64_t kb, int64_t end)
 {
     const struct tw_kern *k = t->d->k;
 

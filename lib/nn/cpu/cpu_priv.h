@@ -13,9 +13,9 @@ struct tw_kern {
     int mr16, pr16;             /* of the bf16 product's */
     int64_t kc16;               /* pairs of a block of its sum */
 
-    /* c[r * ldc + p * 16 ..] += the sum over s of A(r, s) * b[p * bp + s * 16 ..], r in [0, R), p in
-     * [0, P). mm: A(r, s) = a[s * as + r]. mms: a[r * ar + s]. mm16: A as pack16 made it, S counts
-     * pairs and b holds pairs of bf16. */
+    /* c[r * ldc + p * 16 ..] += the sum over s of A(r, s) * b[p * bp + s * 16 ..], r in [0, R), p
+     * in [0, P). mm: A(r, s) = a[s * as + r]. mms: a[r * ar + s]. mm16: A as pack16 made it, S
+     * counts pairs and b holds pairs of bf16. */
     void (*mm)(float *c, int64_t ldc, const float *a, int64_t as, const float *b, int64_t bp,
             int64_t s, int R, int P);
     void (*mms)(float *c, int64_t ldc, const float *a, int64_t ar, const float *b, int64_t bp,
@@ -50,14 +50,15 @@ struct tw_kern {
     void (*axpy)(float *y, float a, const float *x, int64_t n);
     void (*adamw)(float *w, const float *g, float *m, float *v, int64_t n, const struct tw_adamw *p,
             float scale);
-    void (*sgd)(float *w, const float *g, float *m, int64_t n, float lr, float momentum, float decay,
-            float scale);
+    void (*sgd)(float *w, const float *g, float *m, int64_t n, float lr, float momentum,
+            float decay, float scale);
 
     /* st: max of z/temp, sum of e^(z/temp - max), sum of e^(..) * (z/temp - max) when ent. */
     void (*stats)(float st[3], const float *z, int64_t n, float temp, bool ent);
-    void (*dsoftmax)(float *z, int64_t n, float temp, float max, float c);   /* z = c e^(z/temp - max) */
-    /* Scores s[0, end) of one query that sees [lo, hi): s = e^(s * scale - max), 0 where unseen; end is
-     * a multiple of 16. Returns the sum, *max the largest. */
+    /* z = c e^(z/temp - max) */
+    void (*dsoftmax)(float *z, int64_t n, float temp, float max, float c);
+    /* Scores s[0, end) of one query that sees [lo, hi): s = e^(s * scale - max), 0 where unseen;
+     * end is a multiple of 16. Returns the sum, *max the largest. */
     float (*soft)(float *s, int64_t lo, int64_t hi, int64_t end, float scale, float *max);
     /* s = p = e^(s * scale - lse) in [lo, hi) else 0; dp = p * (dp - delta) * scale. */
     void (*dsoft)(float *s, float *dp, int64_t lo, int64_t hi, int64_t end, float scale, float lse,
@@ -74,8 +75,8 @@ void tw_amx_mm16(float *c, int64_t ldc, const uint32_t *a, const uint32_t *b, in
 #endif
 
 /* Scratch buffers of the device by use; an op uses each for one thing at a time. */
-enum tw_slot { TW_SLOT_WT, TW_SLOT_X, TW_SLOT_Y, TW_SLOT_KV, TW_SLOT_LIST, TW_SLOT_ROWS, TW_SLOT_LORA,
-    TW_SLOT_OWN, TW_NSLOT };
+enum tw_slot { TW_SLOT_WT, TW_SLOT_X, TW_SLOT_Y, TW_SLOT_KV, TW_SLOT_LIST, TW_SLOT_ROWS,
+    TW_SLOT_LORA, TW_SLOT_OWN, TW_NSLOT };
 
 struct tw_cpu {
     struct tw_dev_head head;
@@ -90,7 +91,8 @@ struct tw_cpu {
 
 /* A buffer of at least BYTES, 64-byte aligned, not cleared; NULL: no memory (noted in d->err). */
 void *tw_cpu_scratch(struct tw_cpu *d, enum tw_slot s, size_t bytes);
-void tw_cpu_run(struct tw_cpu *d, int64_t n, void (*fn)(void *arg, int64_t i, int thread), void *arg);
+void tw_cpu_run(struct tw_cpu *d, int64_t n, void (*fn)(void *arg, int64_t i, int thread),
+        void *arg);
 
 static inline int64_t tw_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 static inline int64_t tw_min(int64_t a, int64_t b) { return a < b ? a : b; }

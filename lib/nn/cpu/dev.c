@@ -8,7 +8,8 @@
 
 static void *mem_new(size_t bytes)
 {
-    return bytes <= SIZE_MAX - 64 ? aligned_alloc(64, (bytes + 63) / 64 * 64 + (bytes ? 0 : 64)) : NULL;
+    return bytes <= SIZE_MAX - 64 ? aligned_alloc(64, (bytes + 63) / 64 * 64 + (bytes ? 0 : 64))
+            : NULL;
 }
 
 /* Memory of the op table begins 64 bytes behind its length, which is 0 for what malloc gave. Large
@@ -93,7 +94,8 @@ void *tw_cpu_scratch(struct tw_cpu *d, enum tw_slot s, size_t bytes)
     return d->slot[s].p;
 }
 
-void tw_cpu_run(struct tw_cpu *d, int64_t n, void (*fn)(void *arg, int64_t i, int thread), void *arg)
+void tw_cpu_run(struct tw_cpu *d, int64_t n, void (*fn)(void *arg, int64_t i, int thread),
+        void *arg)
 {
     if (n == 1)
         fn(arg, 0, 0);

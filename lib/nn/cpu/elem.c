@@ -63,8 +63,8 @@ void tw_cpu_rmsnorm_bwd(struct tw_dev *dev, struct tw_tensor *dx, bool add, floa
         const struct tw_tensor *dy, const struct tw_tensor *x, const float *w, int64_t n,
         const float *rstd, float off)
 {
-    struct rms_job j = { .d = (struct tw_cpu *)dev, .y = dx, .rstd = (float *)rstd, .dw = dw, .x = x,
-        .dy = dy, .w = w, .n = n, .groups = x->cols / n, .step = 1 + PIECE / (x->cols + 1),
+    struct rms_job j = { .d = (struct tw_cpu *)dev, .y = dx, .rstd = (float *)rstd, .dw = dw,
+        .x = x, .dy = dy, .w = w, .n = n, .groups = x->cols / n, .step = 1 + PIECE / (x->cols + 1),
         .off = off, .add = add };
 
     if (dw && x->rows)

@@ -189,8 +189,8 @@ void tw_cpu_linear(struct tw_dev *dev, struct tw_tensor *y, const struct tw_tens
     tw_cpu_gemm((struct tw_cpu *)dev, &g);
 }
 
-void tw_cpu_linear_dx(struct tw_dev *dev, struct tw_tensor *dx, bool add, const struct tw_tensor *dy,
-        const struct tw_mat *w)
+void tw_cpu_linear_dx(struct tw_dev *dev, struct tw_tensor *dx, bool add,
+        const struct tw_tensor *dy, const struct tw_mat *w)
 {
     struct tw_cpu *d = (struct tw_cpu *)dev;
     struct tw_gemm g = { .m = dy->rows, .n = w->cols, .s = w->rows, .a = dy->data, .lda = dy->ld,
@@ -221,8 +221,8 @@ static void bias_cols(void *arg, int64_t i, int thread)
         j->d->k->add(j->dbias + c, tw_row(j->dy, t) + c, n);
 }
 
-void tw_cpu_linear_dw(struct tw_dev *dev, struct tw_mat *dw, float *dbias, const struct tw_tensor *dy,
-        const struct tw_tensor *x)
+void tw_cpu_linear_dw(struct tw_dev *dev, struct tw_mat *dw, float *dbias,
+        const struct tw_tensor *dy, const struct tw_tensor *x)
 {
     struct tw_cpu *d = (struct tw_cpu *)dev;
     struct tw_gemm g = { .m = dw->cols, .n = dw->rows, .s = x->rows, .a = x->data, .lda = x->ld,

@@ -1,6 +1,7 @@
-/* head.c - log-probabilities of targets, and the gradient in the same pass. Rows are taken in chunks
- * whose logits fit into HEAD_BYTES; row functions (stats, dsoftmax) look at one whole row of logits,
- * so chunks, threads and neighbours change nothing and pick() on the host gives the same bits. */
+/* head.c - log-probabilities of targets, and the gradient in the same pass. Rows are taken in
+ * chunks whose logits fit into HEAD_BYTES; row functions (stats, dsoftmax) look at one whole row of
+ * logits, so chunks, threads and neighbours change nothing and pick() on the host gives the same
+ * bits. */
 #include <math.h>
 #include "nn/cpu/cpu_priv.h"
 
@@ -12,8 +13,8 @@ static int64_t chunk_rows(int64_t n, int64_t V)
     return tw_min(n, tw_max(16, tw_min(512, HEAD_BYTES / 4 / V / 16 * 16)));
 }
 
-/* The natural logarithm of a positive finite double: m in [sqrt 1/2, sqrt 2), log m as the series of
- * 2 atanh((m - 1) / (m + 1)); ours, so that every processor gives the same bits. */
+/* The natural logarithm of a positive finite double: m in [sqrt 1/2, sqrt 2), log m as the series
+ * of 2 atanh((m - 1) / (m + 1)); ours, so that every processor gives the same bits. */
 static double log_of(double x)
 {
     int e;
@@ -78,9 +79,9 @@ static void head_row(void *arg, int64_t r, int thread)
     z[h->target[i]] += c;
 }
 
-/* dx[n, D] = z W, W transposed tile by tile so that no second copy of it is kept. Each tile is a chain
- * of its own: one chain over a whole vocabulary loses the part in which all columns of W agree,
- * which the rows of z (their sum is zero) must cancel. */
+/* dx[n, D] = z W, W transposed tile by tile so that no second copy of it is kept. Each tile is a
+ * chain of its own: one chain over a whole vocabulary loses the part in which all columns of W
+ * agree, which the rows of z (their sum is zero) must cancel. */
 static void head_dx(struct head_job *j)
 {
     const struct tw_mat *w = j->h->w;
@@ -118,7 +119,8 @@ static void head_bwd(struct head_job *j)
             memcpy(dh, dx, (size_t)j->D * 4);
     }
     if (h->dw) {
-        struct tw_gemm g = { .m = j->D, .n = j->V, .s = j->n, .a = j->x, .lda = j->D, .a_cols = true,
+        struct tw_gemm g = { .m = j->D, .n = j->V, .s = j->n, .a = j->x, .lda = j->D,
+            .a_cols = true,
             .bkind = TW_B_ROWS, .b = j->z, .ldb = j->V, .c = h->dw->data, .c_panel = true,
             .cont = true, .scale = 1 };
 

@@ -1,7 +1,9 @@
 /* isa_avx512.c - the kernels for AVX512 without its bf16 instructions. */
 #if defined(__x86_64__)
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma"))), apply_to = function)
+#pragma clang attribute push(\
+    __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma"))), \
+    apply_to = function)
 #else
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,fma")
 #endif

@@ -108,8 +108,8 @@ VFN vf v_sigmoid(vf x)
     return v_div(v_set(1), v_add(v_set(1), v_exp(v_sub(v_set(0), x))));
 }
 
-/* GELU in its tanh form is x sigmoid(2u), u = sqrt(2 / pi) (x + 0.044715 x^3). act's value in *a, its
- * derivative in *da. */
+/* GELU in its tanh form is x sigmoid(2u), u = sqrt(2 / pi) (x + 0.044715 x^3). act's value in *a,
+ * its derivative in *da. */
 VFN void v_act(vf x, enum tw_act act, vf *a, vf *da)
 {
     const float c = 1.5957691216f;              /* 2 sqrt(2 / pi) */
@@ -163,7 +163,8 @@ static void axpy(float *y, float a, const float *x, int64_t n)
 static void adamw(float *w, const float *g, float *m, float *v, int64_t n, const struct tw_adamw *p,
         float scale)
 {
-    vf b1 = v_set(p->beta1), b2 = v_set(p->beta2), c1 = v_set(1 - p->beta1), c2 = v_set(1 - p->beta2);
+    vf b1 = v_set(p->beta1), b2 = v_set(p->beta2), c1 = v_set(1 - p->beta1),
+            c2 = v_set(1 - p->beta2);
     vf keep = v_set(1 - p->lr * p->decay), lr = v_set(-p->lr / p->bias1), sc = v_set(scale);
     vf root = v_set(1 / sqrtf(p->bias2)), eps = v_set(p->eps);
 
@@ -179,8 +180,8 @@ static void adamw(float *w, const float *g, float *m, float *v, int64_t n, const
     }
 }
 
-static void sgd(float *w, const float *g, float *m, int64_t n, float lr, float momentum, float decay,
-        float scale)
+static void sgd(float *w, const float *g, float *m, int64_t n, float lr, float momentum,
+        float decay, float scale)
 {
     EACH(n) {
         vf x = ld(w + i, k), d = v_fma(v_set(decay), x, v_mul(ld(g + i, k), v_set(scale)));

@@ -1,8 +1,8 @@
 /* kern_mm.h - the blocks of the matrix product, compiled once per instruction set by kern.h.
  * A block of R rows and P panels keeps its R * P sums in registers for the whole length of the sum:
- * per step P vectors of B are loaded and R numbers of A broadcast. AVX512 takes 8 x 3 (24 sums of 32
- * registers, enough to hide the latency of two units), AVX2 6 x 1 (12 of 16), portable C one row:
- * what fits any processor's registers, and compilers take minutes over more. */
+ * per step P vectors of B are loaded and R numbers of A broadcast. AVX512 takes 8 x 3 (24 sums of
+ * 32 registers, enough to hide the latency of two units), AVX2 6 x 1 (12 of 16), portable C one
+ * row: what fits any processor's registers, and compilers take minutes over more. */
 
 #if defined(TW_VEC_AVX512)
 #define MR 8

@@ -1,5 +1,6 @@
-/* kern_pack.h - bringing inputs into the order of the product's blocks, part of kern.h. On x86 the work
- * is transposing eight by eight words in registers; rests and other block heights go word by word. */
+/* kern_pack.h - bringing inputs into the order of the product's blocks, part of kern.h. On x86 the
+ * work is transposing eight by eight words in registers; rests and other block heights go word by
+ * word. */
 
 #if defined(TW_VEC_AVX512) || defined(TW_VEC_AVX2)
 /* r[i] lane j becomes r[j] lane i. */

@@ -1,5 +1,5 @@
-/* lora.c - low-rank updates, run by run: A and B are small and row-major, so the products pack their
- * panels as they go. Dropout masks are functions of (token key, module, feature). */
+/* lora.c - low-rank updates, run by run: A and B are small and row-major, so the products pack
+ * their panels as they go. Dropout masks are functions of (token key, module, feature). */
 #include "base/rng.h"
 #include "nn/cpu/cpu_priv.h"
 

@@ -1,6 +1,6 @@
-/* mat.c - weight matrices in panels. F32: [rows / 16][cols][16], so that the vector of sixteen outputs
- * that one input multiplies is one load. BF16: [rows / 16][cols / 2][16][2], columns padded to 32:
- * what vdpbf16ps and an AMX tile of B read. Padding is zero. */
+/* mat.c - weight matrices in panels. F32: [rows / 16][cols][16], so that the vector of sixteen
+ * outputs that one input multiplies is one load. BF16: [rows / 16][cols / 2][16][2], columns padded
+ * to 32: what vdpbf16ps and an AMX tile of B read. Padding is zero. */
 #include "nn/cpu/cpu_priv.h"
 
 static int64_t at(const struct tw_mat *m, int64_t r, int64_t c)

@@ -1,7 +1,7 @@
-/* vec.h - sixteen floats at a time, the same bits on every instruction set: all lanes are elementwise
- * IEEE operations and fused multiply-adds, so AVX512 does in one instruction what AVX2 does in two
- * and portable C in a loop. Included by kern.h inside an isa_*.c file that defines one of
- * TW_VEC_AVX512, TW_VEC_AVX2, TW_VEC_C. */
+/* vec.h - sixteen floats at a time, the same bits on every instruction set: all lanes are
+ * elementwise IEEE operations and fused multiply-adds, so AVX512 does in one instruction what AVX2
+ * does in two and portable C in a loop. Included by kern.h inside an isa_*.c file that defines one
+ * of TW_VEC_AVX512, TW_VEC_AVX2, TW_VEC_C. */
 #ifndef TW_VEC_H
 #define TW_VEC_H
 #include <math.h>
@@ -10,8 +10,8 @@
 #include <string.h>
 #include "data/weights.h"
 
-/* Vectors in registers must be inlined. Of arrays the compiler may decide: inlining all of them takes
- * it minutes, with a sanitizer even those it would choose. */
+/* Vectors in registers must be inlined. Of arrays the compiler may decide: inlining all of them
+ * takes it minutes, with a sanitizer even those it would choose. */
 #if defined(TW_VEC_C) && defined(__SANITIZE_ADDRESS__)
 #define VFN static __attribute__((noinline, unused))
 #elif defined(TW_VEC_C)
@@ -90,7 +90,8 @@ VFN void v_store(void *p, vf x)
 }
 VFN vm v_between(int64_t lo, int64_t hi)
 {
-    __m256i i = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), j = _mm256_add_epi32(i, _mm256_set1_epi32(8));
+    __m256i i = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7),
+            j = _mm256_add_epi32(i, _mm256_set1_epi32(8));
     __m256i l = _mm256_set1_epi32(lo < -1 ? -1 : lo > 16 ? 16 : (int)lo);
     __m256i h = _mm256_set1_epi32(hi < 0 ? 0 : hi > 16 ? 16 : (int)hi);
 
