@@ -22,6 +22,16 @@ test_case 'a rollout holds what came in and what was sampled' '
 	test_no_text out prompt_logprobs
 	test_no_text out "\"adapter\""
 '
+test_case 'an answer does not wait for the next record' '
+	mkfifo in
+	tw-sample -m "$M" --max-tokens 5 - <in >out &
+	exec 5>in
+	sed -n 1p "$TMP/in.jsonl" >&5
+	for i in $(seq 100); do test -s out && break; sleep 0.1; done
+	test "$(wc -l <out)" = 1
+	exec 5>&-
+	wait
+'
 test_case 'greedy tokens are those of the reference' '
 	p=$(sed "s/.*\"greedy_prompt\": *\[\([^]]*\)\].*/\1/; s/ //g" "$M/expected.json" | tr -d "\n")
 	t=$(tr -d "\n " <"$M/expected.json" | sed "s/.*\"greedy_tokens\":\[\([^]]*\)\].*/\1/")

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -99,6 +100,20 @@ void tw_jsonl_replace(struct tw_jsonl *in, bool on)
 bool tw_jsonl_skippable(const struct tw_jsonl *in)
 {
     return in->skippable;
+}
+
+bool tw_jsonl_ready(const struct tw_jsonl *in)
+{
+    struct pollfd p = { .fd = in->fd, .events = POLLIN };
+
+    if (in->fd < 0) {
+        if (in->at >= in->npath || (in->first_fd < 0 && strcmp(in->path[in->at], "-")))
+            return true;
+        p.fd = in->first_fd < 0 ? 0 : in->first_fd;
+    }
+    if (in->eof || (in->start < in->end && memchr(in->buf + in->start, '\n', in->end - in->start)))
+        return true;
+    return poll(&p, 1, 0) != 0;
 }
 
 struct tw_str tw_jsonl_line(const struct tw_jsonl *in, int64_t *line, const char **file)

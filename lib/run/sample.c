@@ -329,6 +329,9 @@ static int flow_in(struct flow *f, struct tw_jsonl *in, int64_t skip, struct tw_
     int got;
 
     while (f->held < 4 * max && tw_sampler_load(f->s->sampler) < 2 * max) {
+        /* whoever writes the records may wait for an answer, or be slow: no sample waits for that */
+        if (tw_sampler_load(f->s->sampler) && !tw_jsonl_ready(in))
+            return 0;
         if (f->follow && (got = tw_follow_admit(f->follow, f->held * f->s->o->n, err)) != 1)
             return got < 0 ? -1 : got == 2;
         if ((got = tw_jsonl_next(in, &rec, err)) < 0)
