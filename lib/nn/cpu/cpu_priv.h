@@ -25,6 +25,7 @@ struct tw_kern {
     /* dst[s * R + r] = src[r * ld + s]; pack16: pairs, columns at or past K are zero. */
     void (*pack)(float *dst, const float *src, int64_t ld, int R, int64_t s);
     void (*pack16)(uint32_t *dst, const float *src, int64_t ld, int R, int64_t s, int64_t k);
+    void (*low)(uint16_t *dst, const float *src, int64_t n);    /* rounds to bf16 */
     /* dst[s * W + r] = src[s * ld + r] for r < R <= W <= 16, 0 up to W. */
     void (*packc)(float *dst, int W, const float *src, int64_t ld, int R, int64_t s);
     /* dst[j * 16 + i] = src[i * ld + j] for i < n (others 0), j < s: rows become a panel. */

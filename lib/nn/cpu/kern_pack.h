@@ -118,6 +118,18 @@ static void pack16(uint32_t *dst, const float *src, int64_t lds, int R, int64_t 
         }
 }
 
+static void low(uint16_t *dst, const float *src, int64_t n)
+{
+    int64_t i = 0;
+
+#if HAVE_TURN
+    for (; i + 16 <= n; i += 16)
+        _mm256_storeu_si256((__m256i *)(dst + i), pairs8(src + i));
+#endif
+    for (; i < n; i++)
+        dst[i] = tw_f32_to_bf16(src[i]);
+}
+
 static void packc(float *dst, int W, const float *src, int64_t lds, int R, int64_t s)
 {
     if (W == 16)

@@ -23,13 +23,40 @@ struct put_job {
     int64_t row, n;
 };
 
-/* A whole panel (or the last one) of the matrix's own dtype: a transposition of 32-bit words, which
- * are pairs in BF16. */
+/* A panel of BF16 from N rows of F32, rounded first, some columns at a time. */
+static void put_low(const struct put_job *j, int64_t p, const float *src, int64_t n)
+{
+    enum { COLS = 64 };
+    float words[16 * COLS / 2];
+    int64_t K = j->m->cols;
+
+    for (int64_t c = 0; c < K; c += COLS) {
+        int64_t cn = tw_min(COLS, K - c);
+
+        for (int64_t r = 0; r < n; r++) {
+            uint16_t *to = (uint16_t *)(words + r * COLS / 2);
+
+            j->d->k->low(to, src + r * K + c, cn);
+            if (cn % 2)
+                to[cn] = 0;
+        }
+        j->d->k->panel((float *)j->m->data + p * tw_up(K, 32) * 8 + c * 8, words, COLS / 2, n,
+                (cn + 1) / 2);
+    }
+}
+
+/* A whole panel (or the last one): a transposition of 32-bit words, which are pairs in BF16. */
 static bool put_words(const struct put_job *j, int64_t p, int64_t r0, int64_t r1)
 {
     int64_t K = j->m->cols;
 
-    if (r0 != p * 16 || (r1 != p * 16 + 16 && r1 != j->m->rows) || j->from != j->m->dtype)
+    if (r0 != p * 16 || (r1 != p * 16 + 16 && r1 != j->m->rows))
+        return false;
+    if (j->from == TW_F32 && j->m->dtype == TW_BF16) {
+        put_low(j, p, (const float *)j->host + (r0 - j->row) * K, r1 - r0);
+        return true;
+    }
+    if (j->from != j->m->dtype)
         return false;
     if (j->from == TW_BF16 && K % 2)
         return false;
@@ -108,6 +135,7 @@ void tw_cpu_mat_get(struct tw_dev *d, float *host, const struct tw_mat *m, int64
 }
 
 struct cast_job {
+    struct tw_cpu *d;
     struct tw_mat *to;
     const struct tw_mat *from;
 };
@@ -119,14 +147,20 @@ static void cast_panel(void *arg, int64_t p, int thread)
     const float *src = (const float *)j->from->data + p * K * 16;
     uint16_t *dst = (uint16_t *)j->to->data + p * tw_up(K, 32) * 16;
 
-    for (int64_t c = 0; c < K; c++)
-        for (int r = 0; r < 16; r++)
-            dst[c / 2 * 32 + r * 2 + c % 2] = tw_f32_to_bf16(src[c * 16 + r]);
+    for (int64_t c = 0; c < K; c += 2) {
+        uint16_t two[2][16] = { 0 };
+
+        j->d->k->low(two[0], src + c * 16, tw_min(2, K - c) * 16);
+        for (int r = 0; r < 16; r++) {
+            dst[c * 16 + r * 2] = two[0][r];
+            dst[c * 16 + r * 2 + 1] = two[1][r];
+        }
+    }
 }
 
 void tw_cpu_mat_cast(struct tw_dev *d, struct tw_mat *bf16, const struct tw_mat *f32)
 {
-    struct cast_job j = { bf16, f32 };
+    struct cast_job j = { (struct tw_cpu *)d, bf16, f32 };
 
     tw_cpu_run((struct tw_cpu *)d, (f32->rows + 15) / 16, cast_panel, &j);
 }
