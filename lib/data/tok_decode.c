@@ -82,7 +82,7 @@ static void replace(struct tw_tok_stream *s, int level, struct tw_str tok, struc
     const char *hit, *end = tok.p + tok.n;
 
     b->n = 0;
-    while ((hit = memmem(tok.p, (size_t)(end - tok.p), d->from.p, d->from.n))) {
+    while ((hit = tok_search(tok.p, (size_t)(end - tok.p), d->from))) {
         tw_buf_add(b, tok.p, (size_t)(hit - tok.p));
         tw_buf_adds(b, d->to);
         tok.p = hit + d->from.n;

@@ -279,7 +279,7 @@ int tok_find_next(struct tok_enc *e, const struct tok_find *f, const char *p, si
     case TOK_FIND_RE:
         return find_re(e, f, p, n, from, mb, me);
     case TOK_FIND_LIT:
-        hit = from < n ? memmem(p + from, n - from, f->lit.p, f->lit.n) : NULL;
+        hit = from < n ? tok_search(p + from, n - from, f->lit) : NULL;
         *mb = hit ? (size_t)(hit - p) : n;
         *me = *mb + f->lit.n;
         return hit != NULL;

@@ -62,7 +62,7 @@ static void metaspace(struct tok_enc *e, const struct tok_pre *s, const struct t
         const char *hit = NULL;
 
         if (s->split && in.n - b > mark.n)
-            hit = memmem(in.p + b + 1, in.n - b - 1, mark.p, mark.n);
+            hit = tok_search(in.p + b + 1, in.n - b - 1, mark);
         cut = hit ? (size_t)(hit - in.p) : in.n;
         tok_pre_run(e, &in, b, cut, level + 1);
     }

@@ -57,6 +57,18 @@ static inline size_t tok_char_before(const char *p, size_t i)
     while (i && ((unsigned char)p[i] & 0xC0) == 0x80);
     return i;
 }
+/* The first S in [p, p+n), or NULL; S is short and not empty. */
+static inline const char *tok_search(const char *p, size_t n, struct tw_str s)
+{
+    const char *end = p + n;
+
+    while (n >= s.n && (p = memchr(p, s.p[0], n - s.n + 1))) {
+        if (!memcmp(p, s.p, s.n))
+            return p;
+        n = (size_t)(end - ++p);
+    }
+    return NULL;
+}
 int tok_byte_char(int byte);            /* code point that stands for a byte in byte-level models */
 int tok_char_byte(uint32_t c);          /* and back; -1: none */
 /* Lossy UTF-8: appends [p, p+n) with every maximal bad sequence as one U+FFFD. With END false an
