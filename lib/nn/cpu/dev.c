@@ -2,8 +2,8 @@
  * caller and its pool; scratch only grows, so a steady state allocates nothing. */
 #include <math.h>
 #include <stdlib.h>
-#include "base/mem.h"
 #include <sys/mman.h>
+#include "base/mem.h"
 #include "nn/cpu/cpu_priv.h"
 
 static void *mem_new(size_t bytes)
@@ -47,9 +47,9 @@ static void *cpu_alloc(struct tw_dev *d, size_t bytes, struct tw_err *err)
 
 static void cpu_free(struct tw_dev *d, void *p)
 {
-    char *at = (char *)p - 64;
+    char *at = p ? (char *)p - 64 : NULL;
 
-    if (!p)
+    if (!at)
         return;
     if (*(size_t *)at)
         munmap(at, *(size_t *)at);
