@@ -2,6 +2,7 @@
  * outputs that one input multiplies is one load. BF16: [rows / 16][cols / 2][16][2], columns padded
  * to 32: what vdpbf16ps and an AMX tile of B read. Padding is zero. */
 #include "nn/cpu/cpu_priv.h"
+#include <sys/mman.h>
 
 static int64_t at(const struct tw_mat *m, int64_t r, int64_t c)
 {
@@ -15,8 +16,11 @@ int64_t tw_cpu_mat_elems(const struct tw_dev *d, int64_t rows, int64_t cols, enu
     return tw_up(rows, 16) * (t == TW_F32 ? cols : tw_up(cols, 32));
 }
 
+#define PUT_BYTES ((int64_t)256 << 10)   /* of panels in an item of work */
+
 struct put_job {
     struct tw_cpu *d;
+    int64_t group;              /* panels of an item */
     struct tw_mat *m;
     const void *host;
     enum tw_dtype from;
@@ -70,11 +74,9 @@ static bool put_words(const struct put_job *j, int64_t p, int64_t r0, int64_t r1
 }
 
 /* One panel: its rows are few streams read side by side, the panel is written in order. */
-static void put_panel(void *arg, int64_t i, int thread)
+static void put_panel(const struct put_job *j, int64_t p)
 {
-    const struct put_job *j = arg;
-    int64_t p = j->row / 16 + i, r0 = tw_max(j->row, p * 16);
-    int64_t r1 = tw_min(j->row + j->n, p * 16 + 16), K = j->m->cols;
+    int64_t r0 = tw_max(j->row, p * 16), r1 = tw_min(j->row + j->n, p * 16 + 16), K = j->m->cols;
 
     if (put_words(j, p, r0, r1))
         return;
@@ -91,13 +93,38 @@ static void put_panel(void *arg, int64_t i, int thread)
         }
 }
 
+/* New memory comes a page at a time; asked for in one call it costs three quarters. */
+static void populate(char *p, int64_t bytes)
+{
+#ifdef MADV_POPULATE_WRITE
+    uintptr_t page = 4095, lo = ((uintptr_t)p + page) & ~page;
+    uintptr_t hi = ((uintptr_t)p + (uintptr_t)bytes) & ~page;
+
+    if (hi > lo)
+        (void)madvise((void *)lo, hi - lo, MADV_POPULATE_WRITE);
+#endif
+}
+
+static void put_item(void *arg, int64_t i, int thread)
+{
+    const struct put_job *j = arg;
+    int64_t words = tw_panel_words(j->m->dtype, j->m->cols);
+    int64_t p = j->row / 16 + i * j->group, end = tw_min(p + j->group, (j->row + j->n + 15) / 16);
+
+    populate((char *)j->m->data + p * words * 4, (end - p) * words * 4);
+    for (; p < end; p++)
+        put_panel(j, p);
+}
+
 void tw_cpu_mat_put(struct tw_dev *d, struct tw_mat *m, const void *host, enum tw_dtype from,
         int64_t row, int64_t n)
 {
-    struct put_job j = { (struct tw_cpu *)d, m, host, from, row, n };
+    struct put_job j = { (struct tw_cpu *)d, 1, m, host, from, row, n };
+    int64_t panels = (row + n + 15) / 16 - row / 16;
 
+    j.group = tw_max(1, PUT_BYTES / (tw_panel_words(m->dtype, m->cols) * 4));
     if (n > 0)
-        tw_cpu_run((struct tw_cpu *)d, (row + n + 15) / 16 - row / 16, put_panel, &j);
+        tw_cpu_run((struct tw_cpu *)d, (panels + j.group - 1) / j.group, put_item, &j);
 }
 
 struct get_job {
