@@ -28,6 +28,40 @@ static void key_text(struct tw_jw *w, const char *key, const char *text)
         tw_jw_null(w);
 }
 
+static bool kind_adapted(const struct tw_adapter *a, const char *kind)
+{
+    for (int64_t i = 0; i < a->m->nmodule; i++)
+        if (a->lora[i].r && !strcmp(a->m->module[i].kind, kind))
+            return true;
+    return false;
+}
+
+/* target_modules: names of kinds where all modules of these are adapted, else each module's path. A
+ * regular expression is not passed on: in PEFT it would match the modules around them, too. */
+static void put_targets(struct tw_jw *w, const struct tw_adapter *a)
+{
+    const struct tw_module *mod = a->m->module;
+    bool kinds = true;
+
+    for (int64_t i = 0; i < a->m->nmodule; i++)
+        kinds &= !a->lora[i].r == !kind_adapted(a, mod[i].kind);
+    tw_jw_key(w, "target_modules");
+    if (kinds && a->targets[0] == '[') {
+        tw_jw_raw(w, tw_str(a->targets));
+        return;
+    }
+    tw_jw_arr(w);
+    for (int64_t i = 0; i < a->m->nmodule; i++) {
+        bool first = true;
+
+        for (int64_t k = 0; k < i && kinds && first; k++)
+            first = strcmp(mod[k].kind, mod[i].kind);
+        if (a->lora[i].r && first)
+            tw_jw_cstr(w, kinds ? mod[i].kind : mod[i].path);
+    }
+    tw_jw_arr_end(w);
+}
+
 static void config_json(const struct tw_adapter *a, const char *base, struct tw_buf *out)
 {
     struct tw_jw w;
@@ -53,7 +87,7 @@ static void config_json(const struct tw_adapter *a, const char *base, struct tw_
     key_number(&w, "r", (double)a->r);
     key_raw(&w, "rank_pattern", a->rank_pattern ? a->rank_pattern : "{}");
     key_raw(&w, "revision", "null");
-    key_raw(&w, "target_modules", a->targets);
+    put_targets(&w, a);
     key_text(&w, "task_type", "CAUSAL_LM");
     key_raw(&w, "use_dora", "false");
     key_raw(&w, "use_rslora", a->rslora ? "true" : "false");

@@ -132,8 +132,8 @@ class Side:
         nice = (lambda: os.setpriority(os.PRIO_PROCESS, 0, a.nice)) if a.nice else None
         self.p = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                 env=env, preexec_fn=nice)
-        self.out = open(answers) if answers else self.p.stdout
-        self.ours = answers
+        # the command may want its first record before it opens the pipe of its answers
+        self.out = open(os.open(answers, os.O_RDWR)) if answers else self.p.stdout
 
     def line(self):
         x = self.out.readline()
