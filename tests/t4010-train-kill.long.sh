@@ -21,6 +21,7 @@ kills()
     echo "$n kills; $(grep -c 'going on' err || :) times from a checkpoint"
     tw-train -m "$BASE" -o r "$@" --resume "$TMP/d.jsonl" 2>>err
     same_run whole r
+    [ "$(grep -c 'going on' err)" -ge 3 ]
     test_no_text err "is skipped"
     ! ls -A r | grep "^.ckpt"
 }
