@@ -55,6 +55,41 @@ int tw_score_gsm8k_format(const struct tw_reward *r, struct tw_reward_in *in, do
     return TW_SCORED;
 }
 
+int tw_setup_math(struct tw_reward *r, struct tw_set *s, struct tw_err *err)
+{
+    r->tolerance = 0;
+    return tw_set_num(s, "tolerance", &r->tolerance, 0, 1, err) < 0 ? -1 : 0;
+}
+
+/* What is compared: the last box, else what stands behind "# Answer", else all of it. */
+static struct tw_str math_answer(struct tw_reward_in *in, struct tw_str s)
+{
+    size_t at = tw_find_last(s, "# Answer");
+    struct tw_str box;
+
+    if (at != SIZE_MAX)
+        s = (struct tw_str){ s.p + at + 8, s.n - at - 8 };
+    if (tw_box_last(in->a, s, &box))
+        return box;
+    if (tw_hashes(in->a, s, &box))
+        return box;
+    return tw_trim(s);
+}
+
+int tw_score_math(const struct tw_reward *r, struct tw_reward_in *in, double *x, struct tw_err *err)
+{
+    struct tw_str *ref;
+    int64_t n = tw_reward_refs(r, in, &ref);
+    struct tw_str said = math_answer(in, in->text);
+
+    if (!n)
+        return tw_unscored(in, "no usable reference");
+    *x = 0;
+    for (int64_t i = 0; i < n && !*x; i++)
+        *x = tw_math_equal(in->a, said, math_answer(in, ref[i]), r->tolerance);
+    return TW_SCORED;
+}
+
 int tw_score_format(const struct tw_reward *r, struct tw_reward_in *in, double *x, struct tw_err *err)
 {
     size_t think = tw_find(in->text, "<think>", 0), answer = tw_find(in->text, "<answer>", 0);

@@ -109,8 +109,11 @@ tw_score_fn tw_score_countdown;                                             /* r
 tw_setup_fn tw_setup_countdown;
 tw_score_fn tw_score_olympiad, tw_score_olympiad_format, tw_score_olympiad_quality;
 tw_setup_fn tw_setup_olympiad;
+/* An answer as it is compared: see tw-reward(1). */
+struct tw_str tw_olympiad_normal(struct tw_arena *a, struct tw_str s);
 tw_score_fn tw_score_code;                                                  /* reward_code.c */
 tw_setup_fn tw_setup_code;
+void tw_close_code(struct tw_reward *r);
 
 /* reward_exec.c: --exec. */
 struct tw_scorer;
