@@ -28,7 +28,7 @@ const struct tw_reward_kind tw_reward_kinds[] = {
         tw_score_repetition, NULL },
     { "cot", "", "0.3 for a box and 3 to 6 lines \"Step N:\", 0.1 for more", NULL, tw_score_cot, NULL },
     { "code", "interpreter=python3, timeout=10, memory=1024, share=on|off, on-timeout=unscored|fail",
-        "1 if the last fenced block passes the record's tests (share: how many), run in isolation", tw_setup_code,
-        tw_score_code, tw_close_code },
+        "1 if the last fenced block passes the record's tests (share: how many), run in isolation",
+        tw_setup_code, tw_score_code, tw_close_code },
     { 0 }
 };
