@@ -8,7 +8,7 @@
  */
 #ifndef TW_ENGINE_H
 #define TW_ENGINE_H
-#include "nn/loss.h"
+#include "nn/loss_fn.h"
 #include "nn/optim.h"
 
 struct tw_engine {

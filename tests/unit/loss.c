@@ -1,6 +1,6 @@
 /* loss.c - losses by name, and what a token adds */
 #include "test.h"
-#include "nn/loss.h"
+#include "nn/loss_fn.h"
 
 static void cross_entropy_is_the_negative_log_probability(void)
 {
