@@ -192,7 +192,7 @@ static int decide(struct tw_data *d, struct reader *r, struct tw_err *err)
 
     if (r->regular || d->o.again)
         return 0;
-    if (!d->o.again_if_sft)
+    if (!d->o.again_if_sft || d->o.policy)  /* a sampler may wait for our first word */
         d->streams = true;
     else if ((got = tw_reader_peek(r, &kind, err)) < 0)
         return -1;

@@ -16,6 +16,8 @@ struct tw_data_opts {
     const char *spool;              /* prefix of files that hold what came through a pipe; NULL: a
                                      * pipe is only counted, its samples cannot be read again */
     bool pairs;                     /* preference records are of use */
+    bool policy;                    /* wants rollouts with advantages, and nothing else */
+    bool label;                     /* wants conversations with a boolean label */
     struct tw_tally *tally;         /* what is dropped is counted here */
 };
 
@@ -26,6 +28,11 @@ struct tw_datum {
     double temp;                    /* at which a rollout was sampled; else 1 */
     int64_t id;                     /* its number in the data, from 0; dropped records have none */
     int64_t tokens, supervised;     /* of all its sequences */
+    double adv, reward;             /* of a rollout */
+    bool put_aside;                 /* a rollout of no use: no advantage, or dropped */
+    int64_t group_size;
+    float *old;                     /* [n] log-probabilities when it was sampled; NULL: not known */
+    bool label;
 };
 
 struct tw_data;

@@ -44,6 +44,54 @@ static int check(const struct tw_data_opts *o, struct tw_datum *d, const char **
     return 0;
 }
 
+/* The log-probabilities of a completion's tokens, by position in the sequence. */
+static int read_old(struct tw_arena *a, const struct tw_json *j, struct tw_datum *d, struct tw_err *err)
+{
+    const struct tw_json *done = tw_json_get(j, "completion"), *p = tw_json_get(done, "logprobs");
+    int64_t n = d->seq[0].n - d->prompt_n;
+
+    if (!p)
+        return 0;
+    if (p->type != TW_JARR || p->n != n)
+        return tw_fail(err, NULL, 0, "completion.logprobs: expected %" PRId64 " numbers, one a token", n);
+    d->old = tw_arena_alloc(a, (size_t)d->seq[0].n * sizeof *d->old);
+    for (int64_t i = 0; i < n; i++) {
+        if (p->item[i].type != TW_JNUM || !isfinite(p->item[i].d))
+            return tw_fail(err, NULL, 0, "completion.logprobs[%" PRId64 "] is not a finite number", i);
+        d->old[d->prompt_n + i] = (float)p->item[i].d;
+    }
+    return 0;
+}
+
+/* What a policy loss needs of a rollout. */
+static int read_rollout(const struct tw_data_opts *o, struct tw_arena *a, const struct tw_json *j,
+        struct tw_datum *d, struct tw_err *err)
+{
+    struct tw_str why = { 0 };
+    bool dropped = false;
+
+    if (d->kind != TW_REC_ROLLOUT)
+        return tw_fail(err, NULL, 0, "no rollout: --loss takes what tw-sample and tw-reward write");
+    if (!tw_json_has(j, "advantage"))
+        return tw_fail(err, NULL, 0, "no \"advantage\": send the rollouts through tw-reward --advantage");
+    d->group_size = 1;
+    if (tw_json_get_int(j, "group_size", &d->group_size, err) < 0
+            || tw_json_get_num(j, "reward", &d->reward, err) < 0
+            || tw_json_get_bool(j, "dropped", &dropped, err) < 0
+            || tw_json_get_str(tw_json_get(j, "completion"), "stop_reason", &why, err) < 0)
+        return -1;
+    d->put_aside = dropped || tw_str_is(why, "error") || tw_str_is(why, "abort");
+    switch (tw_json_get_num(j, "advantage", &d->adv, err)) {
+    case -1:
+        return -1;
+    case 0:
+        d->put_aside = true;
+    }
+    if (!isfinite(d->adv) || d->group_size < 1)
+        return tw_fail(err, NULL, 0, "advantage and group_size must be numbers that make sense");
+    return d->put_aside ? 0 : read_old(a, j, d, err);
+}
+
 int tw_datum_from_json(const struct tw_data_opts *o, struct tw_arena *a, const struct tw_json *j,
         struct tw_datum *out, const char **why, struct tw_err *err)
 {
@@ -64,7 +112,14 @@ int tw_datum_from_json(const struct tw_data_opts *o, struct tw_arena *a, const s
         return -1;
     if (!(out->temp > 0 && out->temp < 1e6))
         return tw_fail(err, NULL, 0, "temperature: must be above 0");
-    return check(o, out, why, err);
+    if (o->policy && read_rollout(o, a, j, out, err))
+        return -1;
+    if (o->label && tw_json_get_bool(j, "label", &out->label, err) < 1)
+        return err->code ? -1 : tw_fail(err, NULL, 0, "no boolean \"label\": the loss tells good replies "
+                "from bad ones by it");
+    if (o->pairs && out->kind != TW_REC_PREFERENCE)
+        return tw_fail(err, NULL, 0, "no preference record (chosen, rejected), which the loss needs");
+    return out->put_aside ? 1 : check(o, out, why, err);
 }
 
 /* A packed row is cut into its documents: each is a sequence of its own. */
@@ -103,8 +158,16 @@ int tw_datum_from_shard(const struct tw_data_opts *o, struct tw_arena *a,
             return -1;
         if (!(out->temp > 0 && out->temp < 1e6))
             return tw_fail(err, NULL, 0, "temperature: must be above 0");
+        if ((o->policy && read_rollout(o, a, extra, out, err))
+                || (o->label && tw_json_get_bool(extra, "label", &out->label, err) < 0))
+            return -1;
+    } else if (o->policy || o->label) {
+        return tw_fail(err, NULL, 0, "the shard does not say what the loss needs (advantage, label): give "
+                "JSON lines");
     }
-    return check(o, out, why, err);
+    if (o->pairs && out->kind != TW_REC_PREFERENCE)
+        return tw_fail(err, NULL, 0, "no preference record (chosen, rejected), which the loss needs");
+    return out->put_aside ? 1 : check(o, out, why, err);
 }
 
 int tw_shard_fits(uint64_t hash, const char *name, const struct tw_chat *chat,

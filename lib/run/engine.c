@@ -6,8 +6,10 @@
 /* The rows of a pass and the sample that each belongs to. */
 struct pass {
     struct tw_engine_sample *s;
+    int64_t n;
     struct tw_row *row;
-    int64_t nrow;
+    int64_t nrow, *first;           /* the first row of each sample, and one behind the last */
+    struct tw_arena *arena;
 };
 
 static float weight_of(const struct tw_engine_sample *s, int64_t i)
@@ -51,9 +53,11 @@ static void fill(struct tw_engine *e, struct pass *p, struct tw_seq *seq, int64_
         rows += supervised(&p->s[i]);
     p->row = tw_arena_alloc(&e->arena, (size_t)rows * sizeof *p->row);
     p->nrow = rows;
+    p->first = tw_arena_alloc(&e->arena, (size_t)(n + 1) * sizeof *p->first);
     for (int64_t i = 0; i < n; i++) {
         const struct tw_engine_sample *s = &p->s[i];
 
+        p->first[i] = at;
         seq[i] = (struct tw_seq){ .token = s->token, .n = s->n, .adapter = s->adapter,
             .key = s->key };
         for (int64_t t = 1; t < s->n; t++) {
@@ -66,34 +70,96 @@ static void fill(struct tw_engine *e, struct pass *p, struct tw_seq *seq, int64_
             at++;
         }
     }
+    p->first[n] = at;
+}
+
+/* The sample as its loss sees it: arrays over its rows. */
+static struct tw_loss_seq view(struct pass *p, int64_t i)
+{
+    const struct tw_engine_sample *s = &p->s[i];
+    const struct tw_row *row = p->row + p->first[i];
+    int64_t n = p->first[i + 1] - p->first[i];
+    float *x = tw_arena_alloc(p->arena, (size_t)(5 * n + 1) * sizeof *x);
+
+    for (int64_t k = 0; k < n; k++) {
+        int64_t t = row[k].at + 1;
+
+        x[k] = row[k].logp;
+        x[n + k] = weight_of(s, t);
+        x[2 * n + k] = s->old ? s->old[t] : 0;
+        x[3 * n + k] = s->ref ? s->ref[t] : 0;
+    }
+    return (struct tw_loss_seq){ .n = n, .logp = x, .weight = x + n, .old = s->old ? x + 2 * n : NULL,
+        .ref = s->ref ? x + 3 * n : NULL, .dlogp = x + 4 * n, .adv = s->adv, .scale = s->scale,
+        .label = s->label };
+}
+
+static void put_coefs(struct pass *p, int64_t i, const struct tw_loss_seq *v)
+{
+    for (int64_t k = 0; k < v->n; k++)
+        p->row[p->first[i] + k].coef = v->dlogp[k];
+}
+
+static double by_token(struct pass *p, int64_t i)
+{
+    const struct tw_engine_sample *s = &p->s[i];
+    double sum = 0;
+
+    for (int64_t k = p->first[i]; k < p->first[i + 1]; k++) {
+        struct tw_row *r = &p->row[k];
+
+        sum += tw_loss_token(s->loss, r->logp, weight_of(s, r->at + 1), s->scale, &r->coef);
+    }
+    return sum;
+}
+
+/* Every sample's sum and its rows' coefficients, from the rows' log-probabilities. */
+static void losses(struct pass *p)
+{
+    for (int64_t i = 0; i < p->n; i++) {
+        struct tw_engine_sample *s = &p->s[i];
+        const struct tw_loss *l = s->loss;
+        struct tw_loss_seq a, b;
+
+        if (!l->policy && !l->pairs && !l->label) {
+            s->sum = by_token(p, i);
+            continue;
+        }
+        a = view(p, i);
+        if (l->pairs && i + 1 < p->n && p->s[i + 1].tied) {
+            b = view(p, i + 1);
+            s->sum = tw_loss_pair(l, &a, &b, s->nll_scale);
+            s[1].sum = 0;
+            put_coefs(p, i, &a);
+            put_coefs(p, ++i, &b);
+            continue;
+        }
+        s->sum = l->policy ? tw_loss_policy(l, &a) : tw_loss_kto(l, &a);
+        put_coefs(p, i, &a);
+        s->stat = a;
+    }
 }
 
 /* For losses whose gradient is a function of the log-probabilities. */
 static int coefs(void *arg, struct tw_row *row, int64_t nrow, struct tw_err *err)
 {
-    const struct pass *p = arg;
-
-    for (int64_t i = 0; i < nrow; i++) {
-        const struct tw_engine_sample *s = &p->s[row[i].s];
-
-        tw_loss_token(s->loss, row[i].logp, weight_of(s, row[i].at + 1), s->scale, &row[i].coef);
-    }
+    losses(arg);
     return 0;
 }
 
-static void collect(struct pass *p, int64_t n)
+static void collect(struct pass *p)
 {
-    for (int64_t i = 0; i < n; i++) {
-        p->s[i].sum = 0;
+    losses(p);
+    for (int64_t i = 0; i < p->n; i++) {
+        p->s[i].entropy = 0;
         if (p->s[i].logp)
             memset(p->s[i].logp, 0, (size_t)p->s[i].n * sizeof *p->s[i].logp);
     }
     for (int64_t i = 0; i < p->nrow; i++) {
         const struct tw_row *r = &p->row[i];
         struct tw_engine_sample *s = &p->s[r->s];
-        float coef;
 
-        s->sum += tw_loss_token(s->loss, r->logp, weight_of(s, r->at + 1), s->scale, &coef);
+        s->entropy += (double)r->entropy;
         if (s->logp)
             s->logp[r->at + 1] = r->logp;
     }
@@ -104,7 +170,7 @@ static int run(struct tw_engine *e, struct tw_engine_sample *s, int64_t n, unsig
 {
     while (n > 0) {
         int64_t k = cut(e, s, n);
-        struct pass p = { .s = s };
+        struct pass p = { .s = s, .n = k, .arena = &e->arena };
         struct tw_seq *seq;
         bool late = false;
 
@@ -115,7 +181,7 @@ static int run(struct tw_engine *e, struct tw_engine_sample *s, int64_t n, unsig
             late |= s[i].loss->needs_logp;
         if (tw_model_run(e->model, seq, k, p.row, p.nrow, flags, late ? coefs : NULL, &p, err))
             return -1;
-        collect(&p, k);
+        collect(&p);
         s += k;
         n -= k;
     }

@@ -27,13 +27,22 @@ struct tw_engine_sample {
     double scale;                   /* of this sample's loss */
     float temp;                     /* of the log-probabilities */
     uint64_t key;                   /* names the sample for dropout */
-    bool tied;                      /* stays in one pass with the sample before it */
-    double sum;                     /* out: what it adds to the loss, scale included */
+    bool tied;                      /* stays in one pass with the sample before it; of a pair, the
+                                     * rejected one */
+    const float *old, *ref;         /* [n] or NULL: log-probabilities when it was sampled, and of
+                                     * the reference policy */
+    double adv;                     /* policy losses: the advantage of all its tokens */
+    double nll_scale;               /* preference losses: scale of the chosen one's likelihood */
+    bool label;                     /* kto: desirable */
+    double sum;                     /* out: what it adds to the loss, scale included; a pair's is
+                                     * the chosen one's */
     float *logp;                    /* out, when not NULL: [n], where weight is not 0; else 0 */
+    struct tw_loss_seq stat;        /* out: the sums for metrics of losses that keep them */
+    double entropy;                 /* out, with TW_ENTROPY: sum over its trained tokens */
 };
 
 /* Passes over the samples in their order, in packed batches of whole samples, so that no result
- * depends on where a batch is cut. FLAGS: TW_DROPOUT. */
+ * depends on where a batch is cut. FLAGS: TW_DROPOUT, TW_ENTROPY. */
 int tw_engine_forward_backward(struct tw_engine *e, struct tw_engine_sample *s, int64_t n,
         unsigned flags, struct tw_err *err);
 /* The same without gradients and without dropout. */

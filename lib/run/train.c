@@ -58,6 +58,7 @@ static struct tw_data *open_data(struct tw_trainer *t, char *const *paths, int n
         .max_len = info->max_positions > 0 ? info->max_positions : INT64_MAX, .spool = spool,
         .again = eval || t->o->epochs > 1 || steps || (t->shuffle && !t->shuffle_auto),
         .again_if_sft = t->shuffle, .pairs = t->loss.pairs,
+        .policy = t->loss.policy && !eval, .label = t->loss.label && !eval,
         .tally = eval ? &t->eval_tally : &t->tally };
     struct tw_data *data = tw_data_open(&d, err);
 
@@ -177,7 +178,8 @@ static int resume(struct tw_trainer *t, const char *from, struct tw_err *err)
 
     if (tw_state_read(t, from, err) || (!t->o->force && tw_state_compare(t, from, err)))
         return -1;
-    if (tw_data_streams(t->data) && skip_consumed(t, err))
+    /* new rollouts come from a sampler that knows what was trained; other streams begin anew */
+    if (tw_data_streams(t->data) && !t->loss.policy && skip_consumed(t, err))
         return -1;
     t->resuming = true;
     t->saved = t->step;
@@ -221,16 +223,20 @@ static int loop(struct tw_trainer *t, struct tw_err *err)
     int ret = 0;
 
     tw_progress_start(&p, "train step", NULL, t->schedule.total);
+    if (tw_train_publishes(t))          /* what the first rollouts are sampled from */
+        ret = tw_run_publish_first(t, err);
     while (!ret && !end && !t->ended && !*t->stop &&
             (!t->schedule.total || t->step < t->schedule.total)) {
         if ((ret = tw_train_step(t, &end, err)) || end)
             break;
-        if (t->o->publish)
+        if (tw_train_publishes(t))
             ret = tw_run_publish(t, err);
         if (!ret)
             ret = after_step(t, t->schedule.total && t->step >= t->schedule.total, err);
         tw_progress_at(&p, t->step, t->last);
     }
+    if (!ret && end && t->loss.policy)
+        ret = tw_run_rollouts_end(t, err);
     if (!ret && end) {
         t->ended = true;
         if (t->schedule.total && t->step < t->schedule.total)
@@ -239,6 +245,8 @@ static int loop(struct tw_trainer *t, struct tw_err *err)
         if (t->step > 0)
             ret = after_step(t, true, err);
     }
+    if (!ret)
+        ret = tw_run_policy(t, !*t->stop, err);
     if (!ret && *t->stop && t->step > 0 && t->saved != t->step)
         ret = tw_run_save(t, err);      /* the signal came after what is due after a step */
     tw_progress_end(&p);

@@ -14,7 +14,8 @@ struct tw_train_opts {
     double lr, weight_decay, clip;                      /* lr < 0: by default */
     int64_t epochs, steps, batch, micro_tokens, eval_every, early_stop, save_every, keep, max_skips;
     int64_t seed, threads, nproc;                       /* epochs, steps 0: not given */
-    bool keep_best, resume, publish, plan, merge, force;
+    bool keep_best, resume, plan, merge, force;
+    int publish;                    /* auto, on, off */
 };
 #define TW_TRAIN_INIT "none|random"
 #define TW_TRAIN_LOSS_SCALE "token|sequence|sum"        /* enum tw_loss_scale */

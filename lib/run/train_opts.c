@@ -83,8 +83,13 @@ int tw_train_parse(struct tw_trainer *t, struct tw_err *err)
             tw_schedule_parse(&t->schedule, "--schedule", o->schedule, err) ||
             parse_shuffle(t, err) || (o->lora && parse_lora(t, err)))
         return -1;
-    t->scale = (enum tw_loss_scale)o->loss_scale;
+    t->scale = t->loss.scale >= 0 ? (enum tw_loss_scale)t->loss.scale : (enum tw_loss_scale)o->loss_scale;
+    if (t->loss.policy && t->shuffle_auto)
+        t->shuffle = false;             /* rollouts are trained in the order they were sampled */
     t->use_lora = o->lora || o->adapter;
+    if (t->loss.reference && !t->use_lora)
+        return tw_fail_code(err, TW_EMISUSE, "--loss", 0, "the reference of %s is the base with the adapter off: "
+                "it needs --lora%s", t->loss.name, t->loss.policy ? ", or beta=0" : "");
     t->optim_opts.decay = o->weight_decay;
     t->optim_opts.decay_all = o->decay_on == 1;
     t->schedule.lr = o->lr >= 0 ? o->lr : t->use_lora ? 1e-4 : 1e-5;

@@ -52,6 +52,8 @@ struct tw_trainer {
     int64_t step;                       /* done so far */
     int64_t skips;                      /* in a row */
     int64_t trained;                    /* samples of all steps */
+    int64_t dropped;                    /* rollouts that were put aside */
+    int64_t prompts;                    /* prompts whose rollouts are all trained or put aside */
     int64_t tokens;                     /* of all steps */
     double best;                        /* evaluation loss */
     int64_t best_step;                  /* -1: none yet */
@@ -80,6 +82,17 @@ int tw_run_event(struct tw_trainer *t, const char *event, void (*put)(struct tw_
         void *arg, struct tw_err *err);
 int tw_run_save(struct tw_trainer *t, struct tw_err *err);
 int tw_run_publish(struct tw_trainer *t, struct tw_err *err);
+/* The same before the first step. */
+int tw_run_publish_first(struct tw_trainer *t, struct tw_err *err);
+/* Only RUN/policy.json: the counts, and whether the training has all it wanted. */
+int tw_run_policy(struct tw_trainer *t, bool done, struct tw_err *err);
+/* At the end of the rollouts: were those all that the sampler handed out? */
+int tw_run_rollouts_end(struct tw_trainer *t, struct tw_err *err);
+/* Weights are published and a sampler may follow them. */
+static inline bool tw_train_publishes(const struct tw_trainer *t)
+{
+    return t->o->publish == 1 || (t->o->publish == 0 && t->loss.policy);
+}
 size_t tw_run_ckpt_size(const struct tw_trainer *t);
 
 /* train_state.c: trainer/state.json. */

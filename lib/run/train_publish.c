@@ -5,17 +5,19 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #define KEEP 3                      /* published steps; a sampler may still read an older one */
 
-/* RUN/policy.json: what the newest weights are and how much went into them. */
-static int write_policy(struct tw_trainer *t, const char *name, struct tw_err *err)
+/* RUN/policy.json: what the newest weights are, and how many rollouts went into them. */
+static int write_policy(struct tw_trainer *t, bool done, struct tw_err *err)
 {
-    char *path = tw_path_join(t->o->out, "policy.json");
+    char *path = tw_path_join(t->o->out, "policy.json"), name[48];
     struct tw_buf b = { 0 };
     struct tw_jw w;
     int ret;
 
+    snprintf(name, sizeof name, "policy/step-%" PRId64, t->step);
     tw_jw_init(&w, &b);
     tw_jw_obj(&w);
     tw_jw_key(&w, "step");
@@ -27,13 +29,54 @@ static int write_policy(struct tw_trainer *t, const char *name, struct tw_err *e
     tw_jw_key(&w, "trained");
     tw_jw_int(&w, t->trained);
     tw_jw_key(&w, "dropped");
-    tw_jw_int(&w, t->tally.skipped);
+    tw_jw_int(&w, t->dropped);
     tw_jw_key(&w, "prompts");
-    tw_jw_int(&w, t->trained);
+    tw_jw_int(&w, t->prompts);
+    tw_jw_key(&w, "done");
+    tw_jw_bool(&w, done);
     tw_jw_obj_end(&w);
     tw_buf_putc(&b, '\n');
     ret = tw_write_file(path, b.p, b.n, err);
     tw_buf_free(&b);
+    free(path);
+    return ret;
+}
+
+int tw_run_publish_first(struct tw_trainer *t, struct tw_err *err)
+{
+    char *path = tw_path_join(t->o->out, "rollout.json");
+
+    unlink(path);                       /* of an earlier run; a sampler writes it when it sees the policy */
+    free(path);
+    return tw_run_publish(t, err);
+}
+
+int tw_run_policy(struct tw_trainer *t, bool done, struct tw_err *err)
+{
+    return tw_train_publishes(t) ? write_policy(t, done, err) : 0;
+}
+
+int tw_run_rollouts_end(struct tw_trainer *t, struct tw_err *err)
+{
+    char *path = tw_path_join(t->o->out, "rollout.json");
+    struct tw_arena a = { 0 };
+    const struct tw_json *j;
+    int64_t emitted = 0, got = t->trained + t->dropped;
+    bool done = false;
+    int ret = 0;
+
+    if (!tw_is_file(path)) {            /* rollouts from a file, or of a sampler that follows nothing */
+        free(path);
+        return 0;
+    }
+    if (!(j = tw_json_file(&a, path, 1 << 20, err)) || tw_json_get_int(j, "emitted", &emitted, err) < 0
+            || tw_json_get_bool(j, "done", &done, err) < 0)
+        ret = -1;
+    else if (!done || emitted != got)
+        ret = tw_fail(err, "rollouts", 0, "the pipe ended after %" PRId64 " rollouts, the sampler handed out %"
+                PRId64 "%s: a stage before this one failed; --resume goes on from step %" PRId64, got,
+                emitted, done ? "" : " and was not done", t->saved > 0 ? t->saved : 0);
+    tw_arena_free(&a);
     free(path);
     return ret;
 }
@@ -69,7 +112,7 @@ int tw_run_publish(struct tw_trainer *t, struct tw_err *err)
         goto out;
     if (rename(tmp, final))
         tw_fail(err, final, 0, "cannot rename %s to this: %s", tmp, strerror(errno));
-    else if (!write_policy(t, name, err))
+    else if (!write_policy(t, false, err))
         ret = prune(dir, err);
 out:
     free(dir);

@@ -40,6 +40,8 @@ int tw_state_write(const struct tw_trainer *t, const char *dir, struct tw_err *e
     put_int(&w, "skips", t->skips);
     put_int(&w, "tokens", t->tokens);
     put_int(&w, "trained", t->trained);
+    put_int(&w, "dropped", t->dropped);
+    put_int(&w, "prompts", t->prompts);
     put_int(&w, "metrics_bytes", t->metrics_bytes);
     put_int(&w, "samples", tw_data_streams(t->data) ? tw_data_count(t->data) : 0);
     put_hash(&w, "samples_hash", tw_data_streams(t->data) ? tw_data_hash(t->data) : 0);
@@ -86,7 +88,8 @@ int tw_state_read(struct tw_trainer *t, const char *dir, struct tw_err *err)
     const struct tw_json *j = open_state(dir, &a, err);
     const struct { const char *key; int64_t *v; } field[] = {
         { "step", &t->step }, { "updates", &t->updates }, { "skips", &t->skips },
-        { "tokens", &t->tokens }, { "trained", &t->trained }, { "metrics_bytes", &t->metrics_bytes },
+        { "tokens", &t->tokens }, { "trained", &t->trained },
+        { "dropped", &t->dropped }, { "prompts", &t->prompts }, { "metrics_bytes", &t->metrics_bytes },
         { "samples", &t->stream_n },
         { "best_step", &t->best_step }, { "bad_evals", &t->bad_evals }, { "evaled", &t->evaled },
     };

@@ -12,13 +12,19 @@ struct batch {
     int64_t *id;                    /* the number in the data, for messages */
     int64_t n, cap;
     int64_t samples, tokens, supervised, sequences;
+    int64_t pairs, chosen;          /* preference pairs, and the chosen ones' supervised tokens */
+    double reward, reward2;         /* sums of rewards and of their squares */
 };
 
 /* What a line of metrics says of a step. */
 struct step_line {
-    double loss, lr, norm, rate;
+    double loss, lr, norm, rate, right;
     int64_t tokens;
+    const struct tw_loss *l;
+    const struct batch *b;          /* of a step whose loss has more to say */
 };
+
+static const struct tw_loss plain_loss = { .form = TW_LOSS_CROSS_ENTROPY };
 
 int64_t tw_train_order(const struct tw_trainer *t, int64_t epoch, int64_t i)
 {
@@ -28,10 +34,16 @@ int64_t tw_train_order(const struct tw_trainer *t, int64_t epoch, int64_t i)
             (uint64_t)n) : i;
 }
 
+/* A preference pair whose sides both have something to train, or none of it. */
+static bool half_a_pair(const struct tw_trainer *t, const struct tw_datum *d)
+{
+    return t->loss.pairs && (d->nseq != 2 || !d->seq[0].supervised || !d->seq[1].supervised);
+}
+
 /* Adds the sequences of D that train something; the others cannot change any number. */
 static void add(struct tw_trainer *t, struct batch *b, const struct tw_datum *d, int64_t epoch)
 {
-    for (int64_t i = 0; i < d->nseq; i++) {
+    for (int64_t i = 0; i < d->nseq && !d->put_aside && !half_a_pair(t, d); i++) {
         const struct tw_tokens *q = &d->seq[i];
         uint64_t name[3] = { (uint64_t)epoch, (uint64_t)d->id, (uint64_t)i };
 
@@ -52,13 +64,27 @@ static void add(struct tw_trainer *t, struct batch *b, const struct tw_datum *d,
         }
         b->id[b->n] = d->id;
         b->s[b->n++] = (struct tw_engine_sample){ .token = q->token, .weight = q->weight, .n = q->n,
-            .adapter = t->adapter, .loss = &t->loss, .temp = (float)d->temp,
+            .adapter = t->adapter, .loss = &t->loss, .temp = (float)d->temp, .adv = d->adv,
+            .old = i ? NULL : d->old, .label = d->label, .tied = t->loss.pairs && i == 1,
             .key = tw_hash64(name, sizeof name, (uint64_t)t->o->seed) };
         b->tokens += q->n;
         b->supervised += q->supervised;
         b->sequences++;
+        b->pairs += t->loss.pairs && i == 1;
+        b->chosen += t->loss.pairs && !i ? q->supervised : 0;
     }
+    b->reward += d->reward;
+    b->reward2 += d->reward * d->reward;
     b->samples++;
+}
+
+/* Counts a rollout, and the prompts that are done with it: groups come one after another. */
+static int count_rollout(struct tw_trainer *t, const struct tw_datum *d, const struct batch *b,
+        struct tw_err *err)
+{
+    t->dropped += d->put_aside;
+    t->prompts = (t->trained + b->samples + t->dropped) / d->group_size;
+    return d->put_aside && tw_data_streams(t->data) ? tw_run_policy(t, false, err) : 0;
 }
 
 /* The batch of step number STEP (from 0). An empty batch is the end of a stream. */
@@ -82,9 +108,28 @@ static int gather(struct tw_trainer *t, int64_t step, struct batch *b, struct tw
         }
         if (got <= 0)
             break;
-        add(t, b, &d, epoch);
+        if (!d.put_aside)
+            add(t, b, &d, epoch);
+        if (t->loss.policy && count_rollout(t, &d, b, err))
+            return -1;
+        i -= d.put_aside && tw_data_streams(t->data);   /* a stream's step is full of trained ones */
     }
     return got < 0 ? -1 : 0;
+}
+
+/* Log-probabilities of the reference policy: the base, with the adapter off. */
+static int add_reference(struct tw_trainer *t, struct batch *b, struct tw_err *err)
+{
+    struct tw_engine_sample *s = tw_arena_alloc(&t->arena, (size_t)(b->n + 1) * sizeof *s);
+
+    for (int64_t i = 0; i < b->n; i++) {
+        s[i] = b->s[i];
+        s[i].adapter = NULL;
+        s[i].loss = &plain_loss;
+        s[i].logp = tw_arena_alloc(&t->arena, (size_t)s[i].n * sizeof *s[i].logp);
+        b->s[i].ref = s[i].logp;
+    }
+    return tw_engine_score(&t->engine, s, b->n, err);
 }
 
 /* What each sample's sum is multiplied with, so that the sums add up to the loss of the step. */
@@ -106,6 +151,15 @@ static void set_scales(const struct tw_trainer *t, struct batch *b, enum tw_loss
         case TW_SCALE_SUM:
             s->scale = 1;
             break;
+        case TW_SCALE_CONSTANT:
+            s->scale = 1 / (t->loss.length * (double)b->sequences);
+            break;
+        }
+        if (t->loss.pairs) {
+            s->scale = 1 / (double)b->pairs;
+            s->nll_scale = 1 / (double)b->chosen;
+        } else if (t->loss.label) {
+            s->scale = 1 / (double)b->sequences;
         }
     }
 }
@@ -115,6 +169,89 @@ static int64_t peak_memory(void)
     struct rusage r;
 
     return getrusage(RUSAGE_SELF, &r) ? 0 : (int64_t)r.ru_maxrss * 1024;
+}
+
+static void put_num(struct tw_jw *w, const char *key, double v)
+{
+    tw_jw_key(w, key);
+    tw_jw_num(w, v);
+}
+
+static void put_policy(struct tw_jw *w, const struct step_line *l)
+{
+    double n = 0, ratio = 0, max = 0, kl = 0, clipped = 0, entropy = 0, diff = 0;
+    const struct batch *b = l->b;
+    double k = (double)b->samples, mean = b->reward / k;
+
+    for (int64_t i = 0; i < b->n; i++) {
+        const struct tw_engine_sample *s = &b->s[i];
+
+        n += s->stat.tokens;
+        ratio += s->stat.ratio_sum;
+        max = fmax(max, s->stat.ratio_max);
+        kl += s->stat.kl_sum;
+        clipped += (double)s->stat.clipped;
+        entropy += s->entropy;
+        for (int64_t j = 1; s->old && j < s->n; j++)
+            diff += s->weight[j] != 0 ? fabs((double)s->logp[j] - (double)s->old[j]) : 0;
+    }
+    put_num(w, "ratio_mean", ratio / n);
+    put_num(w, "ratio_max", max);
+    put_num(w, "clip_ratio", clipped / n);
+    put_num(w, "kl", kl / n);
+    put_num(w, "entropy", entropy / n);
+    put_num(w, "logp_diff_mean", diff / n);
+    put_num(w, "reward_mean", mean);
+    put_num(w, "reward_std", k > 1 ? sqrt(fmax(0, (b->reward2 - k * mean * mean) / (k - 1))) : 0);
+    put_num(w, "completion_length", n / k);
+}
+
+static double trained_sum(const struct tw_engine_sample *s, const float *x)
+{
+    double sum = 0;
+
+    for (int64_t i = 1; x && i < s->n; i++)
+        sum += s->weight[i] != 0 ? (double)x[i] : 0;
+    return sum;
+}
+
+/* How many pairs of a batch prefer the chosen one: by its gain over the reference, where there is one. */
+static int64_t right_pairs(const struct batch *b)
+{
+    int64_t right = 0;
+
+    for (int64_t i = 0; i + 1 < b->n; i += 2) {
+        const struct tw_engine_sample *c = &b->s[i], *r = &b->s[i + 1];
+
+        right += trained_sum(c, c->logp) - trained_sum(c, c->ref)
+                > trained_sum(r, r->logp) - trained_sum(r, r->ref);
+    }
+    return right;
+}
+
+/* Twinkle's keys: a reward is beta times the gain over the reference. */
+static void put_pairs(struct tw_jw *w, const struct step_line *l)
+{
+    double logp[2] = { 0 }, ref[2] = { 0 }, n = (double)l->b->pairs;
+
+    for (int64_t i = 0; i + 1 < l->b->n; i += 2) {
+        const struct tw_engine_sample *s = &l->b->s[i];
+
+        for (int k = 0; k < 2; k++) {
+            logp[k] += trained_sum(&s[k], s[k].logp);
+            ref[k] += trained_sum(&s[k], s[k].ref);
+        }
+    }
+    put_num(w, "logps/chosen", logp[0] / n);
+    put_num(w, "logps/rejected", logp[1] / n);
+    if (l->l->reference) {
+        put_num(w, "logps/ref_chosen", ref[0] / n);
+        put_num(w, "logps/ref_rejected", ref[1] / n);
+        put_num(w, "rewards/chosen", l->l->beta * (logp[0] - ref[0]) / n);
+        put_num(w, "rewards/rejected", l->l->beta * (logp[1] - ref[1]) / n);
+        put_num(w, "rewards/margins", l->l->beta * (logp[0] - ref[0] - logp[1] + ref[1]) / n);
+    }
+    put_num(w, "rewards/accuracies", (double)right_pairs(l->b) / n);
 }
 
 static void put_step(struct tw_jw *w, void *arg)
@@ -135,6 +272,10 @@ static void put_step(struct tw_jw *w, void *arg)
     tw_jw_null(w);
     tw_jw_key(w, "memory");
     tw_jw_int(w, peak_memory());
+    if (l->l->policy)
+        put_policy(w, l);
+    if (l->l->pairs)
+        put_pairs(w, l);
 }
 
 static void progress_text(struct tw_trainer *t, const struct step_line *l)
@@ -151,8 +292,13 @@ static void put_eval(struct tw_jw *w, void *arg)
 
     tw_jw_key(w, "loss");
     tw_jw_num(w, l->loss);
-    tw_jw_key(w, "perplexity");
-    tw_jw_num(w, exp(l->loss));
+    if (l->l->pairs) {
+        tw_jw_key(w, "rewards/accuracies");
+        tw_jw_num(w, l->right);
+    } else {
+        tw_jw_key(w, "perplexity");
+        tw_jw_num(w, exp(l->loss));
+    }
     tw_jw_key(w, "tokens");
     tw_jw_int(w, l->tokens);
 }
@@ -187,16 +333,23 @@ static int skipped(struct tw_trainer *t, const struct batch *b, const char *bad,
 int tw_train_step(struct tw_trainer *t, bool *end, struct tw_err *err)
 {
     double lr = tw_schedule_lr(&t->schedule, t->step), t0 = tw_now();
-    struct step_line line = { .lr = lr };
+    bool plain = !t->loss.policy && !t->loss.pairs && !t->loss.label;
     struct tw_optim_report r;
     struct batch b;
+    struct step_line line = { .lr = lr, .l = &t->loss, .b = &b };
 
     if (gather(t, t->step, &b, err))
         return -1;
     if ((*end = !b.samples))
         return 0;
     set_scales(t, &b, t->scale);
-    if (tw_engine_forward_backward(&t->engine, b.s, b.n, TW_DROPOUT, err) ||
+    if (t->loss.reference && add_reference(t, &b, err))
+        return -1;
+    for (int64_t i = 0; !plain && i < b.n; i++)
+        b.s[i].logp = tw_arena_alloc(&t->arena, (size_t)b.s[i].n * sizeof(float));
+    /* what compares policies must not be blurred by dropout */
+    if (tw_engine_forward_backward(&t->engine, b.s, b.n, plain ? TW_DROPOUT : t->loss.policy ? TW_ENTROPY : 0,
+                err) ||
             tw_engine_optim_step(&t->engine, t->optim, lr, t->o->clip, &r, err))
         return -1;
     for (int64_t i = 0; i < b.n; i++)
@@ -217,10 +370,31 @@ int tw_train_step(struct tw_trainer *t, bool *end, struct tw_err *err)
     return 0;
 }
 
+/* The part of an evaluation that fits one pass: pairs by their loss, all else by cross-entropy. */
+static int eval_batch(struct tw_trainer *t, struct batch *b, struct tw_err *err)
+{
+    set_scales(t, b, TW_SCALE_SUM);
+    for (int64_t i = 0; i < b->n; i++) {
+        struct tw_engine_sample *s = &b->s[i];
+
+        if (!t->loss.pairs) {
+            s->loss = &plain_loss;
+            s->scale = 1;
+            continue;
+        }
+        s->nll_scale = 1 / ((double)b->chosen / (double)b->pairs);
+        s->scale = 1;
+        s->logp = tw_arena_alloc(&t->arena, (size_t)s->n * sizeof(float));
+    }
+    if (t->loss.pairs && t->loss.reference && add_reference(t, b, err))
+        return -1;
+    return tw_engine_score(&t->engine, b->s, b->n, err);
+}
+
 int tw_train_eval(struct tw_trainer *t, struct tw_err *err)
 {
-    struct step_line line = { 0 };
-    int64_t n = tw_data_count(t->eval), supervised = 0;
+    struct step_line line = { .l = &t->loss };
+    int64_t n = tw_data_count(t->eval), units = 0, right = 0;
     double sum = 0;
 
     for (int64_t at = 0; at < n;) {
@@ -234,15 +408,16 @@ int tw_train_eval(struct tw_trainer *t, struct tw_err *err)
                 return -1;
             add(t, &b, &d, 0);
         }
-        set_scales(t, &b, TW_SCALE_SUM);
-        if (tw_engine_score(&t->engine, b.s, b.n, err))
+        if (eval_batch(t, &b, err))
             return -1;
         for (int64_t i = 0; i < b.n; i++)
             sum += b.s[i].sum;
-        supervised += b.supervised;
+        units += t->loss.pairs ? b.pairs : b.supervised;
+        right += t->loss.pairs ? right_pairs(&b) : 0;
         line.tokens += b.tokens;
     }
-    line.loss = sum / (double)supervised;
+    line.loss = sum / (double)units;
+    line.right = (double)right / (double)units;
     t->evaled = t->step;
     if (isfinite(line.loss) && (t->best_step < 0 || line.loss < t->best)) {
         t->best = line.loss;
