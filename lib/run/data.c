@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 struct entry {                      /* a usable sample */
@@ -29,6 +30,7 @@ struct tw_data {
     int64_t n, cap, tokens, longest;
     uint64_t hash;
     bool streams;
+    bool late;                      /* a stream whose first path is not open yet */
     int at;                         /* a stream: the next path to open */
     struct reader reader;
     bool open;                      /* the reader */
@@ -192,7 +194,7 @@ static int decide(struct tw_data *d, struct reader *r, struct tw_err *err)
 
     if (r->regular || d->o.again)
         return 0;
-    if (!d->o.again_if_sft || d->o.policy)  /* a sampler may wait for our first word */
+    if (!d->o.again_if_sft)
         d->streams = true;
     else if ((got = tw_reader_peek(r, &kind, err)) < 0)
         return -1;
@@ -215,6 +217,17 @@ static void close_path(struct tw_data *d)
     if (d->open)
         tw_reader_close(&d->reader);
     d->open = false;
+}
+
+/* Rollouts through a pipe: the sampler waits for our first word, so nothing is read before it is said. */
+static bool rollouts_come(const struct tw_data *d, int i)
+{
+    struct stat st;
+    const char *path = path_of(d, i);
+    bool found = strcmp(path, "-") ? !stat(path, &st) : !fstat(0, &st);
+
+    return d->o.policy && !i && !d->o.again && found && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode)
+            && !isatty(0);
 }
 
 static int scan_path(struct tw_data *d, int i, struct tw_err *err)
@@ -253,6 +266,7 @@ struct tw_data *tw_data_open(const struct tw_data_opts *o, struct tw_err *err)
 
     d->o = *o;
     tw_progress_start(&d->progress, "read", "records", 0);
+    d->streams = d->late = rollouts_come(d, 0);
     for (d->at = 0; d->at < npaths(d) && !d->streams; d->at += !d->streams)
         if (scan_path(d, d->at, err)) {
             tw_data_close(d);
@@ -373,6 +387,9 @@ int tw_data_get(struct tw_data *d, int64_t i, struct tw_arena *a, struct tw_datu
 
 int tw_data_next(struct tw_data *d, struct tw_arena *a, struct tw_datum *out, struct tw_err *err)
 {
+    if (d->late && open_path(d, path_of(d, d->at), err))
+        return -1;
+    d->late = false;
     while (d->open) {
         int got = tw_reader_next(&d->reader, &d->o, a, out, err);
 

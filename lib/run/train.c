@@ -216,6 +216,26 @@ static int after_step(struct tw_trainer *t, bool last, struct tw_err *err)
     return save && t->saved != t->step ? tw_run_save(t, err) : 0;
 }
 
+/* The training has all it wanted: what the sampler had under way still comes, and is let through, so that
+ * the stages before this one end as they should. */
+static int drain(struct tw_trainer *t, struct tw_err *err)
+{
+    struct tw_datum d;
+    int64_t left = 0;
+    int got;
+
+    if (!t->loss.policy || !tw_data_streams(t->data) || *t->stop)
+        return 0;
+    if (tw_run_policy(t, true, err))
+        return -1;
+    do
+        tw_arena_reset(&t->arena);
+    while ((got = tw_data_next(t->data, &t->arena, &d, err)) > 0 && ++left);
+    if (left)
+        tw_notice("%" PRId64 " rollouts came after the last step and were not trained", left);
+    return got;
+}
+
 static int loop(struct tw_trainer *t, struct tw_err *err)
 {
     struct tw_progress p;
@@ -245,8 +265,8 @@ static int loop(struct tw_trainer *t, struct tw_err *err)
         if (t->step > 0)
             ret = after_step(t, true, err);
     }
-    if (!ret)
-        ret = tw_run_policy(t, !*t->stop, err);
+    if (!ret && !end)
+        ret = drain(t, err);
     if (!ret && *t->stop && t->step > 0 && t->saved != t->step)
         ret = tw_run_save(t, err);      /* the signal came after what is due after a step */
     tw_progress_end(&p);

@@ -112,7 +112,7 @@ int tw_run_publish(struct tw_trainer *t, struct tw_err *err)
         goto out;
     if (rename(tmp, final))
         tw_fail(err, final, 0, "cannot rename %s to this: %s", tmp, strerror(errno));
-    else if (!write_policy(t, false, err))
+    else if (!write_policy(t, t->schedule.total && t->step >= t->schedule.total, err))
         ret = prune(dir, err);
 out:
     free(dir);
