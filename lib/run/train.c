@@ -244,7 +244,7 @@ static int loop(struct tw_trainer *t, struct tw_err *err)
 
     tw_progress_start(&p, "train step", NULL, t->schedule.total);
     if (tw_train_publishes(t))          /* what the first rollouts are sampled from */
-        ret = tw_run_publish_first(t, err);
+        ret = tw_run_publish(t, err);
     while (!ret && !end && !t->ended && !*t->stop &&
             (!t->schedule.total || t->step < t->schedule.total)) {
         if ((ret = tw_train_step(t, &end, err)) || end)

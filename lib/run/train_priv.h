@@ -82,8 +82,8 @@ int tw_run_event(struct tw_trainer *t, const char *event, void (*put)(struct tw_
         void *arg, struct tw_err *err);
 int tw_run_save(struct tw_trainer *t, struct tw_err *err);
 int tw_run_publish(struct tw_trainer *t, struct tw_err *err);
-/* The same before the first step. */
-int tw_run_publish_first(struct tw_trainer *t, struct tw_err *err);
+/* Removes what an earlier run said to a sampler. */
+void tw_run_unpublish(struct tw_trainer *t);
 /* Only RUN/policy.json: the counts, and whether the training has all it wanted. */
 int tw_run_policy(struct tw_trainer *t, bool done, struct tw_err *err);
 /* At the end of the rollouts: were those all that the sampler handed out? */

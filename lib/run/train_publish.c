@@ -42,13 +42,16 @@ static int write_policy(struct tw_trainer *t, bool done, struct tw_err *err)
     return ret;
 }
 
-int tw_run_publish_first(struct tw_trainer *t, struct tw_err *err)
+void tw_run_unpublish(struct tw_trainer *t)
 {
-    char *path = tw_path_join(t->o->out, "rollout.json");
+    static const char *const stale[] = { "policy.json", "rollout.json" };
 
-    unlink(path);                       /* of an earlier run; a sampler writes it when it sees the policy */
-    free(path);
-    return tw_run_publish(t, err);
+    for (int i = 0; i < 2; i++) {
+        char *path = tw_path_join(t->o->out, stale[i]);
+
+        unlink(path);
+        free(path);
+    }
 }
 
 int tw_run_policy(struct tw_trainer *t, bool done, struct tw_err *err)

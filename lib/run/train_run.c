@@ -67,6 +67,8 @@ int tw_run_enter(struct tw_trainer *t, struct tw_err *err)
                 "cannot lock: %s", strerror(errno));
     else
         ret = tw_ckpt_clean(run, err);
+    if (!ret && tw_train_publishes(t))
+        tw_run_unpublish(t);            /* at once: a sampler that sees the lock trusts policy.json */
     if (!ret)
         sweep(run);
     free(path);
