@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """cpu.py - our commands beside what users would pick instead, on the CPU.
 
-usage: cpu.py [OPTIONS] lora|full|decode|batch|prompt|start ..
+usage: cpu.py [OPTIONS] lora|full|decode|batch|prompt|start|tok ..
 
-Needs Python with torch, transformers, peft (lora, full, prompt, start) and llama_cpp (decode,
-prompt), a SmolLM2 folder in float32 (--model) and its GGUF files in f32 and bf16 (--gguf DIR, named
+Needs Python with torch, transformers, peft (lora, full, prompt, start), tokenizers (tok) and
+llama_cpp (decode, prompt), a SmolLM2 folder in float32 (--model) and its GGUF files in f32 and bf16 (--gguf DIR, named
 *-f32.gguf and *-bf16.gguf). Both sides live in processes of their own, one peer a process; the side
 that is not measured is stopped. Measurements alternate; a row holds the medians, the ratio of the
 medians, the ratio of the best and the ratio of processor time (user and system), which a busy
@@ -108,6 +108,20 @@ def peer_llama(file, threads):
             feed([int(x.argmax())], len(ids) + i)
         return {}
     serve(run)
+
+
+def peer_tok(folder, files):
+    """A thread, medians of 7 passes after one; the result is freed outside the time."""
+    from tokenizers import Tokenizer
+    docs = [json.loads(x)["text"] for f in files for x in open(f)]
+    size, tok, took = sum(len(x.encode()) for x in docs), Tokenizer.from_file(
+            f"{folder}/tokenizer.json"), []
+    for i in range(8):
+        t = time.process_time()
+        out = tok.encode_batch(docs, add_special_tokens=False)
+        took.append(time.process_time() - t)
+        del out
+    print(size / st.median(took[1:]) / 1e6)
 
 
 def peer_start(folder):
@@ -321,6 +335,22 @@ def do_start(a):
                 "10 (0.3 s)", "s")
 
 
+def do_tok(a):
+    env = dict(os.environ, TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1")
+    o, p = [], []
+    for i in range(3):
+        out = subprocess.run([f"{a.bin}/../bench/tok", a.model, *a.text], check=True, text=True,
+                capture_output=True).stdout
+        o.append(float(out.split("encode ")[1].split()[0]))
+        out = subprocess.run([sys.executable, os.path.abspath(__file__), "--peer", "tok", a.model,
+                *a.text], check=True, text=True, capture_output=True, env=env).stdout
+        p.append(float(out))
+    ROWS.append(f"| tokenize, a core | {st.median(o):.1f} MB/s ({max(o):.1f}) | tokenizers "
+            f"{st.median(p):.1f} MB/s ({max(p):.1f}) | **{st.median(o) / st.median(p):.1f}** | "
+            f"{max(o) / max(p):.1f} | | >= 4 | |")
+    print(ROWS[-1], flush=True)
+
+
 def peers(argv):
     kind, rest = argv[0], argv[1:]
     if kind == "train":
@@ -331,6 +361,8 @@ def peers(argv):
         peer_torch_prompt(rest[0], rest[1], int(rest[2]))
     elif kind == "llama":
         peer_llama(rest[0], int(rest[1]))
+    elif kind == "tok":
+        peer_tok(rest[0], rest[1:])
     elif kind == "start":
         peer_start(*rest)
 
@@ -341,9 +373,10 @@ def main():
     ap = argparse.ArgumentParser(description=__doc__,
             formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("what", nargs="+",
-            choices="lora full decode batch prompt start".split())
+            choices="lora full decode batch prompt start tok".split())
     ap.add_argument("--bin", default=f"{HERE}/../../build/bin")
     ap.add_argument("--model", required=True)
+    ap.add_argument("--text", nargs="+", help="of tok: JSONL files with `text`")
     ap.add_argument("--gguf")
     ap.add_argument("--dtype", nargs="+", default=["f32", "bf16"], choices=["f32", "bf16"])
     ap.add_argument("--threads", type=int, default=2)
