@@ -221,6 +221,13 @@ def row(name, peer_name, ours, theirs, bar, unit, work=1, extra=""):
     print(ROWS[-1], flush=True)
 
 
+def lost(pairs):
+    d = [abs(x - y) for x, y in pairs]
+    print("losses, ours and the peer's:", " ".join(f"{x:.4f} {y:.4f}" for x, y in pairs),
+            file=sys.stderr)
+    return f"differ by {d[0]:.1e} at first, then by <= {max(d):.1e}"
+
+
 def do_train(a, kind):
     if kind == "lora" and not os.path.exists(f"{a.work}/adapter"):
         subprocess.run([sys.executable, os.path.abspath(__file__), "--peer", "adapter", a.model,
@@ -238,11 +245,11 @@ def do_train(a, kind):
                 "-q", *what, *a.train_args.split(), "-"], fifo)
         theirs = peer(a, "train", kind, dtype, a.model, f"{a.work}/adapter", a.threads)
         r, t, losses, o, p = random.Random(1), [], [], [], []
-        batch = [tokens(r, 512) for _ in range(4)]      # the same each step: losses fall alike
-        text = "".join(json.dumps({"tokens": x}) + "\n" for x in batch)
         for i in range(-a.warm, a.runs):
+            batch = [tokens(r, 512) for _ in range(4)]
+            text = "".join(json.dumps({"tokens": x}) + "\n" for x in batch)
             x, y = ours.ask(text, 1, "step"), theirs.ask(json.dumps(batch) + "\n")
-            losses.append(abs(x[2][0]["loss"] - y[2][0]["loss"]))
+            losses.append((x[2][0]["loss"], y[2][0]["loss"]))
             if i >= 0:
                 o.append(x[:2])
                 p.append(y[:2])
@@ -250,7 +257,7 @@ def do_train(a, kind):
         ours.end()
         theirs.end()
         row(f"{kind} step 4 x 512 {dtype}", "torch", o, p, 1.4 if dtype == "f32" else 2, "s",
-                extra=f"losses differ by <= {max(losses):.1e}; memory {mem[0]:.2f} GiB of "
+                extra=f"losses {lost(losses)}; memory {mem[0]:.2f} GiB of "
                 f"{mem[1]:.2f} GiB: {mem[0] / mem[1]:.2f}")
 
 
