@@ -84,7 +84,7 @@ static void overline(struct lex *l, __int128 *n, __int128 *d)
 static void lex_number(struct lex *l)
 {
     struct tw_mtok *t = push(l, TW_MNUM);
-    size_t from = l->at, sep;
+    size_t from = l->at, sep = 0;
     __int128 n = 0, d = 1;
     bool first = true;
     long double v = 0;
