@@ -210,7 +210,7 @@ static struct group *find(struct tw_groups *g, const struct tw_member *m)
             return gr;
     gr = tw_xcalloc(1, sizeof(*gr));
     gr->hash = hash;
-    gr->key = (struct tw_str){ tw_xstrndup(m->key.p, m->key.n), m->key.n };
+    gr->key = (struct tw_str){ tw_xstrndup(m->key.n ? m->key.p : "", m->key.n), m->key.n };
     gr->size = m->size;
     gr->tail = &gr->head;
     gr->file = m->file;
