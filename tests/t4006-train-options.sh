@@ -15,8 +15,8 @@ no()
     [ ! -e r ]
 }
 test_case 'unknown names, settings and values are refused, and what is known is named' '
-	no 2 "unknown loss" --loss grpo
-	no 2 "known are cross_entropy" --loss dpo
+	no 2 "unknown loss" --loss grpq
+	no 2 "known are cross_entropy" --loss entropy
 	no 2 "beta" --loss cross_entropy,beta=1
 	no 2 "known are adamw, sgd" --optimizer muon
 	no 2 "beta1" --optimizer sgd,beta1=0.5
