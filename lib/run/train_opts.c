@@ -88,8 +88,8 @@ int tw_train_parse(struct tw_trainer *t, struct tw_err *err)
         t->shuffle = false;             /* rollouts are trained in the order they were sampled */
     t->use_lora = o->lora || o->adapter;
     if (t->loss.reference && !t->use_lora)
-        return tw_fail_code(err, TW_EMISUSE, "--loss", 0, "the reference of %s is the base with the adapter off: "
-                "it needs --lora%s", t->loss.name, t->loss.policy ? ", or beta=0" : "");
+        return tw_fail_code(err, TW_EMISUSE, "--loss", 0, "the reference of %s is the base with "
+                "the adapter off: it needs --lora%s", t->loss.name, t->loss.policy ? ", or beta=0" : "");
     t->optim_opts.decay = o->weight_decay;
     t->optim_opts.decay_all = o->decay_on == 1;
     t->schedule.lr = o->lr >= 0 ? o->lr : t->use_lora ? 1e-4 : 1e-5;
