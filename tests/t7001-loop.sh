@@ -148,4 +148,17 @@ test_case 'preference losses: ln 2 before any update, pairs told apart after a f
 	done | sort | uniq -d >same
 	test ! -s same
 '
+test_case 'kto: 1/2 before any update, labels pull apart' '
+	i=0
+	while [ $i -lt 16 ]; do
+	    echo "{\"tokens\":[$((10 + i)),20,31,40],\"weights\":[0,0,1,1],\"label\":true}"
+	    echo "{\"tokens\":[$((10 + i)),20,90,91],\"weights\":[0,0,1,1],\"label\":false}"
+	    i=$((i + 1))
+	done >kto
+	tw-train -q -m "$M" --lora r=4 --lr 1e-2 --loss kto --batch 8 --epochs 4 -o r kto
+	grep -q "\"step\":1,.*\"loss\":0.5," r/metrics.jsonl
+	grep "\"event\":\"step\"" r/metrics.jsonl | tail -n 1 | grep -q "\"loss\":0.[0-3]"
+	echo "{\"tokens\":[1,2]}" | test_exit 1 tw-train -q -m "$M" --lora r=4 --loss kto -o r2 - 2>err
+	test_text err "no boolean \"label\""
+'
 test_done

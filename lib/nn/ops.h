@@ -84,7 +84,9 @@ struct tw_head {
     float *logp;                /* (dev) [n] out */
     float *entropy;             /* (dev) [n] out, of softmax(z / temp); NULL: not wanted */
     const float *coef;          /* (dev) [n] dL/dlogp; NULL: forward only */
-    struct tw_tensor *dh;       /* [T, D] out, all of it (zero where no row was asked for) */
+    struct tw_tensor *dh;       /* [T, D] out, all of it (zero where no row was asked for); its sum
+                                 * over V is one chain for each tile of 1024 rows, tiles added in
+                                 * order: one chain over V would cost precision */
     struct tw_mat *dw;          /* F32 [V, D], adds in a chain of rows; NULL: not trained */
 };
 
