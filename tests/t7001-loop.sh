@@ -148,6 +148,13 @@ test_case 'preference losses: ln 2 before any update, pairs told apart after a f
 	done | sort | uniq -d >same
 	test ! -s same
 '
+test_case 'a pair with nothing to train on one side is counted, not lost in silence' '
+	w() { echo "{\"chosen\":{\"tokens\":[10,20,31],\"weights\":[0,0,$1]},\"rejected\":{\"tokens\":[10,20,90],\"weights\":[0,0,$2]}}"; }
+	{ w 1 1; w 1 0; w 1 1; w 1 1; w 0 1; } >pairs
+	tw-train -m "$M" --lora r=4 --loss dpo --batch 3 -o r pairs 2>err
+	test_text err "2 skipped (a side of the pair has no answer token left: 2 (first pairs:2))"
+	test "$(grep -c "\"event\":\"step\"" r/metrics.jsonl)" = 1
+'
 test_case 'kto: 1/2 before any update, labels pull apart' '
 	i=0
 	while [ $i -lt 16 ]; do

@@ -37,6 +37,10 @@ static int check(const struct tw_data_opts *o, struct tw_datum *d, const char **
         }
         d->tokens += t->n;
         d->supervised += t->supervised;
+        if (d->kind == TW_REC_PREFERENCE && !t->supervised) {
+            *why = s ? "no supervised token in rejected" : "no supervised token in chosen";
+            return 0;
+        }
     }
     if (d->supervised)
         return 1;

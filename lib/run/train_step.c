@@ -34,16 +34,10 @@ int64_t tw_train_order(const struct tw_trainer *t, int64_t epoch, int64_t i)
             (uint64_t)n) : i;
 }
 
-/* A preference pair whose sides both have something to train, or none of it. */
-static bool half_a_pair(const struct tw_trainer *t, const struct tw_datum *d)
-{
-    return t->loss.pairs && (d->nseq != 2 || !d->seq[0].supervised || !d->seq[1].supervised);
-}
-
 /* Adds the sequences of D that train something; the others cannot change any number. */
 static void add(struct tw_trainer *t, struct batch *b, const struct tw_datum *d, int64_t epoch)
 {
-    for (int64_t i = 0; i < d->nseq && !d->put_aside && !half_a_pair(t, d); i++) {
+    for (int64_t i = 0; i < d->nseq && !d->put_aside; i++) {
         const struct tw_tokens *q = &d->seq[i];
         uint64_t name[3] = { (uint64_t)epoch, (uint64_t)d->id, (uint64_t)i };
 
