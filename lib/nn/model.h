@@ -92,7 +92,9 @@ struct tw_row {
     int32_t target;
     float temp;                 /* 1: none */
     float coef;                 /* dL/dlogp; only read by a backward call without coef_fn */
+    float coef_mean;            /* with TW_MEAN: dL/dmean, the same */
     float logp, entropy;        /* out */
+    float mean;                 /* out, with TW_MEAN: of the log-probabilities of the vocabulary */
 };
 
 enum tw_run_flags {
@@ -100,6 +102,7 @@ enum tw_run_flags {
     TW_DROPOUT = 2,             /* LoRA dropout is active (the supervised training forward only) */
     TW_RECOMPUTE = 4,           /* keep only the layers' inputs and replay each layer */
     TW_ENTROPY = 8,
+    TW_MEAN = 16,               /* label smoothing: row.mean, row.coef_mean */
 };
 /* Runs a packed batch. COEF_FN (may be NULL): called with rows whose logp is filled, to set coef, for
  * losses whose gradient needs the log-probabilities first (the head is then passed twice). */

@@ -83,7 +83,10 @@ struct tw_head {
     const float *temp;          /* (dev) [n] > 0; NULL: all 1. logp = log softmax(z / temp)[target] */
     float *logp;                /* (dev) [n] out */
     float *entropy;             /* (dev) [n] out, of softmax(z / temp); NULL: not wanted */
+    float *mean;                /* (dev) [n] out, mean over V of log softmax(z / temp); NULL: not
+                                 * wanted */
     const float *coef;          /* (dev) [n] dL/dlogp; NULL: forward only */
+    const float *coef_mean;     /* (dev) [n] dL/dmean, beside coef; NULL: none */
     struct tw_tensor *dh;       /* [T, D] out, all of it (zero where no row was asked for); its sum
                                  * over V is one chain for each tile of 1024 rows, tiles added in
                                  * order: one chain over V would cost precision */

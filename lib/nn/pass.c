@@ -109,6 +109,18 @@ static struct tw_var *forward(struct walk *w)
     return x;
 }
 
+static void get_rows(struct walk *w, const struct tw_head *q)
+{
+    struct tw_rows *r = &w->p->rows;
+    size_t bytes = (size_t)r->n * sizeof(float);
+
+    w->t.ops->get(w->t.dev, r->logp, q->logp, bytes);
+    if (q->entropy)
+        w->t.ops->get(w->t.dev, r->entropy, q->entropy, bytes);
+    if (q->mean)
+        w->t.ops->get(w->t.dev, r->mean, q->mean, bytes);
+}
+
 static int head(struct walk *w, struct tw_var *h)
 {
     struct tw_model *m = w->p->m;
@@ -117,7 +129,7 @@ static int head(struct walk *w, struct tw_var *h)
     struct tw_weight *hw = m->tied ? m->global[TW_S_EMBED] : m->global[TW_S_HEAD];
     size_t n = (size_t)r->n, bytes = n * sizeof(float);
     struct tw_head q = { .h = &h->v, .w = &hw->w, .n = r->n };
-    float *coef = NULL;
+    float *coef = NULL, *all = NULL;
     bool add;
 
     q.row = upload(w, r->row, n * sizeof *r->row);
@@ -125,30 +137,34 @@ static int head(struct walk *w, struct tw_var *h)
     q.temp = r->temp ? upload(w, r->temp, bytes) : NULL;
     q.logp = tw_stack_take(t->st, bytes);
     q.entropy = r->entropy ? tw_stack_take(t->st, bytes) : NULL;
+    q.mean = r->mean ? tw_stack_take(t->st, bytes) : NULL;
     if (w->backward)
         coef = tw_stack_take(t->st, bytes);
+    if (w->backward && r->coef_mean)
+        all = tw_stack_take(t->st, bytes);
     if (!w->backward || r->coef_fn) {
         t->ops->head(t->dev, &q);
         if (r->coef_fn && !w->counting) {
-            t->ops->get(t->dev, r->logp, q.logp, bytes);
+            get_rows(w, &q);
             for (int64_t i = 0; i < r->n; i++)
-                r->user[i].logp = r->logp[i];
+                tw_rows_out(r, i);
             if (r->coef_fn(r->arg, r->user, r->n, w->err))
                 return -1;
             for (int64_t i = 0; i < r->n; i++)
-                r->coef[i] = r->user[i].coef;
+                tw_rows_coef(r, i);
         }
     }
     if (w->backward) {
         t->ops->put(t->dev, coef, r->coef, bytes);
+        if (all)
+            t->ops->put(t->dev, all, r->coef_mean, bytes);
         q.coef = coef;
+        q.coef_mean = all;
         q.dh = tw_var_grad(t, h, &add);
         q.dw = hw->dw.data ? &hw->dw : NULL;
         t->ops->head(t->dev, &q);
     }
-    t->ops->get(t->dev, r->logp, q.logp, bytes);
-    if (q.entropy)
-        t->ops->get(t->dev, r->entropy, q.entropy, bytes);
+    get_rows(w, &q);
     return 0;
 }
 

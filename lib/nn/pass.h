@@ -7,11 +7,28 @@ struct tw_rows {                /* what is asked of the head */
     int64_t n;
     int32_t *row, *target;      /* (host) [n] */
     float *temp, *coef;         /* (host) [n]; temp NULL: all 1; coef NULL: none, or not known yet */
-    float *logp, *entropy;      /* (host) [n] out; entropy NULL: not wanted */
+    float *coef_mean;           /* (host) [n]; NULL: none */
+    float *logp, *entropy, *mean;   /* (host) [n] out; entropy, mean NULL: not wanted */
     int (*coef_fn)(void *arg, struct tw_row *row, int64_t nrow, struct tw_err *err);
     void *arg;
     struct tw_row *user;        /* the caller's rows, for coef_fn */
 };
+
+/* Between the caller's row I and the head's arrays: what came out, and what goes in. */
+static inline void tw_rows_out(struct tw_rows *r, int64_t i)
+{
+    r->user[i].logp = r->logp[i];
+    if (r->entropy)
+        r->user[i].entropy = r->entropy[i];
+    if (r->mean)
+        r->user[i].mean = r->mean[i];
+}
+static inline void tw_rows_coef(struct tw_rows *r, int64_t i)
+{
+    r->coef[i] = r->user[i].coef;
+    if (r->coef_mean)
+        r->coef_mean[i] = r->user[i].coef_mean;
+}
 
 struct tw_pass {
     struct tw_model *m;

@@ -23,7 +23,7 @@ static int fake_batch(const struct tw_model *m, struct tw_adapter *a, int64_t to
     return 0;
 }
 
-static void fake_rows(struct tw_pass *p, int64_t n, bool entropy)
+static void fake_rows(struct tw_pass *p, int64_t n, unsigned flags)
 {
     struct tw_rows *r = &p->rows;
     size_t bytes = (size_t)n * sizeof(float);
@@ -34,8 +34,10 @@ static void fake_rows(struct tw_pass *p, int64_t n, bool entropy)
     r->temp = tw_arena_alloc(&p->arena, bytes);
     r->coef = tw_arena_alloc(&p->arena, bytes);
     r->logp = tw_arena_alloc(&p->arena, bytes);
-    if (entropy)
+    if (flags & TW_ENTROPY)
         r->entropy = tw_arena_alloc(&p->arena, bytes);
+    if (flags & TW_MEAN)
+        r->mean = r->coef_mean = tw_arena_alloc(&p->arena, bytes);
     for (int64_t i = 0; i < n; i++)
         r->row[i] = (int32_t)i;
 }
@@ -77,7 +79,7 @@ int tw_model_plan(struct tw_model *m, struct tw_adapter *a, int64_t tokens, int6
     if (fake_batch(m, a, tokens, nseq, longest, seq, &p.arena, err) ||
         tw_batch_pack(&p.b, m, seq, nseq, flags, &p.arena, err))
         goto out;
-    fake_rows(&p, tokens, flags & TW_ENTROPY);
+    fake_rows(&p, tokens, flags);
     out->trainable = (m->opts.train ? m->params.elems : 0) +
                      (a && a->train ? a->params.elems : 0);
     out->optimizer = moments(m->opts.train ? &m->params : NULL) +

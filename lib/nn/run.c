@@ -39,6 +39,10 @@ static void pack_rows(struct tw_pass *p, struct tw_row *row, int64_t nrow)
     r->coef = tw_arena_alloc(a, n * sizeof *r->coef);
     if (p->flags & TW_ENTROPY)
         r->entropy = tw_arena_alloc(a, n * sizeof *r->entropy);
+    if (p->flags & TW_MEAN) {
+        r->mean = tw_arena_alloc(a, n * sizeof *r->mean);
+        r->coef_mean = tw_arena_alloc(a, n * sizeof *r->coef_mean);
+    }
     for (int64_t i = 0; i < nrow; i++)
         temps |= row[i].temp != 1;
     if (temps)
@@ -46,7 +50,7 @@ static void pack_rows(struct tw_pass *p, struct tw_row *row, int64_t nrow)
     for (int64_t i = 0; i < nrow; i++) {
         r->row[i] = (int32_t)(p->b.t0[row[i].s] + row[i].at);
         r->target[i] = row[i].target;
-        r->coef[i] = row[i].coef;
+        tw_rows_coef(r, i);
         if (temps)
             r->temp[i] = row[i].temp;
     }
@@ -65,11 +69,8 @@ static int run(struct tw_pass *p, const struct tw_seq *seq, int64_t nseq, struct
     pack_rows(p, row, nrow);
     if (tw_pass_do(p, err))
         return -1;
-    for (int64_t i = 0; i < nrow; i++) {
-        row[i].logp = p->rows.logp[i];
-        if (p->rows.entropy)
-            row[i].entropy = p->rows.entropy[i];
-    }
+    for (int64_t i = 0; i < nrow; i++)
+        tw_rows_out(&p->rows, i);
     return 0;
 }
 

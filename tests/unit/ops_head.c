@@ -20,8 +20,8 @@ struct head {
     int64_t T, V, D;
     float *x, *w, *dw0;
     int32_t row[ROWS], target[ROWS];
-    float temp[ROWS], coef[ROWS];
-    double logp[ROWS], ent[ROWS], *dh, *dw;
+    float temp[ROWS], coef[ROWS], all[ROWS];
+    double logp[ROWS], ent[ROWS], mean[ROWS], *dh, *dw;
 };
 
 static void head_open(struct head *r, bool low)
@@ -46,9 +46,11 @@ static void head_open(struct head *r, bool low)
         r->target[i] = (int32_t)(i * 37 % r->V);
         r->temp[i] = i % 3 ? 1 : 0.7f;
         r->coef[i] = i % 5 ? -1.0f / (float)(i + 1) : 0.25f;
+        r->all[i] = i % 4 ? -0.01f * (float)i : 0;  /* with label smoothing, and without */
         x = r->x + r->row[i] * r->D;
         ref_linear(z, x, r->w, NULL, NULL, 1, r->V, r->D);
-        r->logp[i] = ref_logp(&r->ent[i], dz, z, r->V, r->temp[i], r->target[i], r->coef[i]);
+        r->logp[i] = ref_logp(&r->ent[i], &r->mean[i], dz, z, r->V, r->temp[i], r->target[i],
+                r->coef[i], r->all[i]);
         for (int64_t v = 0; v < r->V; v++)
             for (int64_t d = 0; d < r->D; d++) {
                 r->dh[r->row[i] * r->D + d] += dz[v] * r->w[v * r->D + d];
@@ -89,6 +91,7 @@ static void head_on(struct help_dev *h, struct head *r, enum tw_dtype t, int slo
         .target = help_put(d, r->target, sizeof r->target),
         .temp = help_put(d, r->temp, sizeof r->temp), .coef = help_put(d, r->coef, sizeof r->coef),
         .logp = help_put(d, NULL, ROWS * 4), .entropy = help_put(d, NULL, ROWS * 4), .dh = &dh,
+        .mean = help_put(d, NULL, ROWS * 4), .coef_mean = help_put(d, r->all, sizeof r->all),
         .dw = &dw };
     double tol = t == TW_F32 ? 5e-5 : 1e-2;
     float *lp, *got;
@@ -100,6 +103,10 @@ static void head_on(struct help_dev *h, struct head *r, enum tw_dtype t, int slo
     check_pick(h, r, &x, &w, lp);
     got = help_get(d, a.entropy, ROWS);
     CHECK(help_near(got, r->ent, ROWS, 5e-5, "entropy"));
+    free(got);
+    got = help_get(d, a.mean, ROWS);
+    CHECK(help_near(got, r->mean, ROWS, 5e-5, "mean"));
+    CHECK(help_agree(slot + 3, got, ROWS, "mean", h->name));
     free(got);
     got = help_tensor_get(d, &dh);
     CHECK(help_near(got, r->dh, r->T * r->D, tol, "dh"));
@@ -113,7 +120,8 @@ static void head_on(struct help_dev *h, struct head *r, enum tw_dtype t, int slo
     drop(d, a.logp);                            /* forward only, one row at a time */
     a.logp = help_put(d, NULL, ROWS * 4);
     drop(d, (void *)a.coef);
-    a.coef = NULL;
+    drop(d, (void *)a.coef_mean), drop(d, a.mean);
+    a.coef = a.coef_mean = a.mean = NULL;
     for (int i = 0; i < ROWS; i++) {
         struct tw_head one = a;
 
@@ -141,7 +149,7 @@ static void head(void)
             head_open(&r, low);
             DEVS(h)
                 head_on(h, &r, low ? TW_BF16 : TW_F32,
-                        3 * i + 10 * low + (low ? 32 * h->bits16 : 0));
+                        4 * i + 12 * low + (low ? 32 * h->bits16 : 0));
             head_free(&r);
         }
 }

@@ -206,8 +206,8 @@ double ref_dact(double x, enum tw_act act)
     return 0.5 * (1 + th) + 0.5 * x * (1 - th * th) * sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
 }
 
-double ref_logp(double *entropy, double *dz, const double *z, int64_t V, double temp,
-        int64_t target, double coef)
+double ref_logp(double *entropy, double *mean, double *dz, const double *z, int64_t V, double temp,
+        int64_t target, double coef, double coef_mean)
 {
     double max = -INFINITY, sum = 0, lse;
 
@@ -216,13 +216,14 @@ double ref_logp(double *entropy, double *dz, const double *z, int64_t V, double 
     for (int64_t v = 0; v < V; v++)
         sum += exp(z[v] / temp - max);
     lse = max + log(sum);
-    *entropy = 0;
+    *entropy = *mean = 0;
     for (int64_t v = 0; v < V; v++) {
         double lp = z[v] / temp - lse, p = exp(lp);
 
         if (p > 0)
             *entropy -= p * lp;
-        dz[v] = coef * ((v == target) - p) / temp;
+        *mean += lp / (double)V;
+        dz[v] = (coef * ((v == target) - p) + coef_mean * (1 / (double)V - p)) / temp;
     }
     return z[target] / temp - lse;
 }

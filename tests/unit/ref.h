@@ -35,9 +35,10 @@ void ref_attn_bwd(double *dq, double *dk, double *dv, const float *dout, const s
 double ref_act(double x, enum tw_act act);
 double ref_dact(double x, enum tw_act act);
 
-/* One row of V logits: log softmax(z / temp)[target], its entropy, and dz of coef * that. */
-double ref_logp(double *entropy, double *dz, const double *z, int64_t V, double temp,
-        int64_t target, double coef);
+/* One row of V logits: log softmax(z / temp)[target], its entropy, the mean of log softmax, and dz
+ * of coef * the first + coef_mean * the mean. */
+double ref_logp(double *entropy, double *mean, double *dz, const double *z, int64_t V, double temp,
+        int64_t target, double coef, double coef_mean);
 
 /* Whether feature k of a token with this key is dropped at module m. */
 bool ref_dropped(uint64_t key, uint32_t m, int64_t k, float drop);

@@ -61,21 +61,39 @@ static void gather(void *arg, int64_t i, int thread)
     memcpy(j->x + i * j->D, tw_row(j->h->h, j->h->row[j->i0 + i]), (size_t)j->D * 4);
 }
 
+/* Mean of log softmax: sums in sixteen lanes, joined in order. */
+static float mean_of(const float st[3], const float *z, int64_t V, float temp)
+{
+    double lane[16] = { 0 }, sum = 0;
+
+    for (int64_t v = 0; v < V; v += 16)
+        for (int64_t k = 0; k < tw_min(16, V - v); k++)
+            lane[k] += (double)(temp == 1 ? z[v + k] : z[v + k] / temp) - st[0];
+    for (int k = 0; k < 16; k++)
+        sum += lane[k];
+    return (float)(sum / (double)V - log_of(st[1]));
+}
+
 static void head_row(void *arg, int64_t r, int thread)
 {
     struct head_job *j = arg;
     const struct tw_head *h = j->h;
     int64_t i = j->i0 + r;
-    float *z = j->z + r * j->V, st[3], temp = h->temp ? h->temp[i] : 1, c;
+    float *z = j->z + r * j->V, st[3], temp = h->temp ? h->temp[i] : 1, c, all;
 
     j->d->k->stats(st, z, j->V, temp, h->entropy != NULL);
     h->logp[i] = log_prob(st, z, temp, h->target[i]);
     if (h->entropy)             /* H = log sum - sum p (x - max) */
         h->entropy[i] = (float)(log_of(st[1]) - (double)st[2] / st[1]);
+    if (h->mean)
+        h->mean[i] = mean_of(st, z, j->V, temp);
     if (!h->coef)
         return;
     c = h->coef[i] / temp;
-    j->d->k->dsoftmax(z, j->V, temp, st[0], -c / st[1]);
+    all = h->coef_mean ? h->coef_mean[i] / temp : 0;
+    j->d->k->dsoftmax(z, j->V, temp, st[0], -(c + all) / st[1]);
+    for (int64_t v = 0; all != 0 && v < j->V; v++)
+        z[v] += all / (float)j->V;
     z[h->target[i]] += c;
 }
 
