@@ -133,4 +133,32 @@ test_case 'what does not fit is refused before any weight is read, with advice' 
 	test_text err "--force goes on all the same"
 	[ ! -e r ]
 '
+test_case 'what is forced and does not fit says so before and after' '
+	! grep -q __asan_init "$TW_BUILD/bin/tw-train" || test_skip "a sanitizer maps more than a limit allows"
+	awk "BEGIN { for (i = 0; i < 8; i++) { printf \"{\\\"tokens\\\":[1\"; for (k = 1; k < 500; k++) printf \",%d\", k % 200; print \"]}\" } }" >long.jsonl
+	sed "s/\"num_hidden_layers\": 2/\"num_hidden_layers\": 48/" "$TMP/shape/config.json" >deep.json
+	set -- -m "$TMP/shape" --init random --config-json deep.json --threads 1 --recompute none \
+	    --micro-tokens 4000 --batch 8 -o r long.jsonl
+	test_exit 1 sh -c "ulimit -v 400000; exec tw-train \"\$@\"" - "$@" 2>err
+	test_text err "the training needs"
+	test_text err "What helps; --recompute layer: "
+	test_text err "; --micro-tokens 2000 --recompute layer: "
+	test_text err "; --lora trains a small part of the weights"
+	test_exit 1 sh -c "ulimit -v 400000; exec tw-train --force \"\$@\"" - "$@" 2>err
+	test_equal "$(wc -l <err | tr -d " ")" 2
+	sed -n 1p err | grep "activations of 4000 tokens" | grep "What helps"
+	sed -n 2p err | grep "no memory on the device for .*; the training needs .*activations of 4000 tokens.*What helps; "
+	[ ! -e r ]
+'
+test_case 'the peak of the longest row is there after the first step' '
+	! grep -q __asan_init "$TW_BUILD/bin/tw-train" || test_skip "a sanitizer takes memory of its own"
+	awk "BEGIN { for (i = 0; i < 64; i++) { printf \"{\\\"tokens\\\":[1\"; for (k = 1; k < (i == 50 ? 500 : 4); k++) printf \",%d\", k % 200; print \"]}\" } }" >d.jsonl
+	sed "s/\"num_hidden_layers\": 2/\"num_hidden_layers\": 48/" "$TMP/shape/config.json" >deep.json
+	tw-train -m "$TMP/shape" --init random --config-json deep.json --recompute none --threads 1 \
+	    --shuffle off --batch 1 --keep 1 -o r d.jsonl
+	first=$(values memory <r/metrics.jsonl | sed -n 1p)
+	near "$(values memory <r/metrics.jsonl | sed -n 64p)" "$first" 0.03
+	near "$(tw-train -m "$TMP/shape" --init random --config-json deep.json --recompute none --shuffle off \
+	    --batch 1 --plan d.jsonl | number "memory: total")" "$first" 0.2
+'
 test_done

@@ -16,6 +16,7 @@ enum tw_code {
     TW_EDENIED = 4,
     TW_ENOTFOUND = 5,
     TW_ECORRUPT = 6,
+    TW_ENOMEM = 7,      /* no memory for weights or activations: a command ends with 1 */
 };
 
 struct tw_err {

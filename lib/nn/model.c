@@ -124,6 +124,16 @@ void tw_model_close(struct tw_model *m)
     free(m);
 }
 
+int tw_model_reserve(struct tw_model *m, size_t activations, struct tw_err *err)
+{
+    return tw_stack_reserve(&m->stack, activations, err);
+}
+
+void tw_model_touch(struct tw_model *m)
+{
+    tw_stack_touch(&m->stack);
+}
+
 struct tw_dev *tw_model_dev(const struct tw_model *m)
 {
     return m->dev;

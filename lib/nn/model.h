@@ -111,6 +111,11 @@ int tw_model_run(struct tw_model *m, const struct tw_seq *seq, int64_t nseq, str
         int (*coef_fn)(void *arg, struct tw_row *row, int64_t nrow, struct tw_err *err), void *arg,
         struct tw_err *err);
 
+/* Room for the activations of the largest batch to come, as tw_model_plan() counts them: later
+ * batches find it there. tw_model_touch() makes the system hand over all of it. */
+int tw_model_reserve(struct tw_model *m, size_t activations, struct tw_err *err);
+void tw_model_touch(struct tw_model *m);
+
 /* Decode states. A state belongs to one (model, adapter); fork shares all blocks copy-on-write. */
 struct tw_state *tw_state_new(struct tw_model *m, struct tw_err *err);
 struct tw_state *tw_state_fork(struct tw_state *s, struct tw_err *err);

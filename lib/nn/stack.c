@@ -26,7 +26,7 @@ static int no_room(size_t n, const char *what, struct tw_err *err)
     char text[32];
 
     tw_err_clear(err);
-    return tw_fail(err, NULL, 0, "no memory on the device for %s: %s", what,
+    return tw_fail_code(err, TW_ENOMEM, NULL, 0, "no memory on the device for %s: %s", what,
             tw_fmt_bytes(text, (double)n));
 }
 
@@ -41,6 +41,13 @@ int tw_stack_reserve(struct tw_stack *s, size_t peak, struct tw_err *err)
         return no_room(peak, "the activations of this batch", err);
     s->cap = peak;
     return 0;
+}
+
+void tw_stack_touch(struct tw_stack *s)
+{
+    if (s->peak < s->cap)
+        tw_ops(s->dev)->zero(s->dev, s->base + s->peak, s->cap - s->peak);
+    s->peak = s->cap;
 }
 
 void tw_stack_free(struct tw_stack *s)

@@ -24,6 +24,9 @@ struct tw_tensor tw_stack_tensor(struct tw_stack *s, enum tw_dtype t, int64_t ro
 
 /* Makes room for PEAK bytes of an empty stack; what is there is lost. */
 int tw_stack_reserve(struct tw_stack *s, size_t peak, struct tw_err *err);
+/* Writes what no pass has used yet: memory that the system promised and does not have ends the
+ * process now and not later. The stack must be empty. */
+void tw_stack_touch(struct tw_stack *s);
 void tw_stack_free(struct tw_stack *s);
 
 /* One block of device memory cut into parts: add the sizes, allocate, take in the same order. */

@@ -126,6 +126,8 @@ static int open_weights(struct tw_trainer *t, const char *from, struct tw_err *e
     tw_params_zero(t->dev, t->params);
     t->engine.model = t->model;
     t->engine.micro_tokens = o->micro_tokens;
+    if (t->reserve && tw_model_reserve(t->model, t->reserve, err))
+        return -1;
     return from ? tw_engine_load(&t->engine, t->optim, t->updates, from, err) : 0;
 }
 
@@ -353,6 +355,8 @@ int tw_train(const struct tw_train_opts *o, char *const *paths, int npaths, stru
     tw_tally_start(&t.tally);
     tw_tally_start(&t.eval_tally);
     ret = train(&t, err);
+    if (ret && err && err->code == TW_ENOMEM)
+        tw_train_no_memory(&t, err);
     if (!ret && !o->plan) {
         if (t.eval_tally.skipped)
             tw_tally_end(&t.eval_tally);

@@ -1,8 +1,7 @@
 /* train_plan.c - what a training takes, counted before any weight is read */
+#include "base/avail.h"
 #include "run/train_priv.h"
 #include <inttypes.h>
-#include <stdlib.h>
-#include <sys/resource.h>
 
 #define VISITS_MAX (4 << 20)        /* samples whose order is followed to find the largest pass */
 
@@ -11,47 +10,6 @@ struct size {
     int64_t tokens, nseq, longest;
     int64_t step_tokens;
 };
-
-static size_t read_number(const char *path)
-{
-    struct tw_buf b = { 0 };
-    FILE *fp = fopen(path, "r");
-    char line[64] = "";
-    char *end;
-    size_t v = SIZE_MAX;
-
-    if (fp && fgets(line, sizeof line, fp)) {
-        v = strtoull(line, &end, 10);
-        if (end == line)            /* "max" */
-            v = SIZE_MAX;
-    }
-    if (fp)
-        fclose(fp);
-    tw_buf_free(&b);
-    return v;
-}
-
-/* Bytes that this process may still take: of the machine, of its cgroup, of its limits. */
-static size_t free_memory(void)
-{
-    size_t max = SIZE_MAX, limit, used;
-    FILE *fp = fopen("/proc/meminfo", "r");
-    char line[256];
-    struct rlimit r;
-
-    while (fp && fgets(line, sizeof line, fp))
-        if (!strncmp(line, "MemAvailable:", 13))
-            max = (size_t)strtoull(line + 13, NULL, 10) << 10;
-    if (fp)
-        fclose(fp);
-    limit = read_number("/sys/fs/cgroup/memory.max");
-    used = read_number("/sys/fs/cgroup/memory.current");
-    if (limit != SIZE_MAX && used != SIZE_MAX && limit > used && limit - used < max)
-        max = limit - used;
-    if (!getrlimit(RLIMIT_AS, &r) && r.rlim_cur != RLIM_INFINITY && r.rlim_cur < max)
-        max = r.rlim_cur;
-    return max;
-}
 
 /* Follows the order of the run and cuts it as the engine does, by whole samples. */
 static struct size largest_pass(const struct tw_trainer *t)
@@ -162,29 +120,28 @@ static void advice(const struct tw_trainer *t, const struct size *z, struct tw_b
         tw_buf_puts(b, "; tw-encode --max-length makes sequences shorter");
 }
 
-static int too_large(const struct tw_trainer *t, const struct size *z, const struct tw_plan *p,
-        size_t have, struct tw_err *err)
+/* Need and room by kind, and what would help. */
+static void explain(const struct tw_trainer *t, const struct size *z, const struct tw_plan *p,
+        size_t have, struct tw_buf *b)
 {
-    struct tw_buf b = { 0 };
     char total[32], fit[32], w[32], o[32], g[32], a[32];
 
-    advice(t, z, &b);
-    tw_fail(err, NULL, 0, "the training needs %s and %s are free: weights and adapter %s, "
-            "gradients %s, optimizer %s, activations of %" PRId64 " tokens %s. What helps%s; "
-            "--force goes on all the same",
+    tw_buf_printf(b, "the training needs %s and %s are free: weights and adapter %s, "
+            "gradients %s, optimizer %s, activations of %" PRId64 " tokens %s. What helps",
             tw_fmt_bytes(total, (double)p->total), tw_fmt_bytes(fit, (double)have),
             tw_fmt_bytes(w, (double)(p->weights + p->adapters)),
             tw_fmt_bytes(g, (double)p->gradients), tw_fmt_bytes(o, (double)p->optimizer),
-            z->tokens, tw_fmt_bytes(a, (double)(p->activations + p->head)), b.n ? b.p : "");
-    tw_buf_free(&b);
-    return -1;
+            z->tokens, tw_fmt_bytes(a, (double)(p->activations + p->head)));
+    advice(t, z, b);
 }
 
 int tw_train_plan(struct tw_trainer *t, FILE *out, struct tw_err *err)
 {
     struct size z = size_of(t);
-    size_t have = free_memory();
+    size_t have = tw_memory_available();
     struct tw_plan p, step;
+    struct tw_buf b = { 0 };
+    int ret = 0;
 
     t->engine.recompute = t->o->recompute == 2;
     if (plan(t, &z, z.tokens, t->engine.recompute, &p, err))
@@ -195,12 +152,34 @@ int tw_train_plan(struct tw_trainer *t, FILE *out, struct tw_err *err)
             return -1;
     }
     t->peak_plan = p.total;
+    t->reserve = t->data && !tw_data_streams(t->data) ? p.activations : 0;
     if (out) {
         if (plan(t, &z, z.step_tokens, t->engine.recompute, &step, err))
             return -1;
         print(t, &z, &p, step.flops_step, out);
     }
-    if (p.total > have && !t->o->force)
-        return too_large(t, &z, &p, have, err);
-    return 0;
+    if (p.total <= have)
+        return 0;
+    explain(t, &z, &p, have, &b);
+    if (t->o->force)                /* the system may end it without a word: this is the word */
+        tw_notice("%s", b.p);
+    else
+        ret = tw_fail(err, NULL, 0, "%s; --force goes on all the same", b.p);
+    tw_buf_free(&b);
+    return ret;
+}
+
+void tw_train_no_memory(struct tw_trainer *t, struct tw_err *err)
+{
+    struct size z = size_of(t);
+    struct tw_err was = *err;
+    struct tw_buf b = { 0 };
+    struct tw_plan p;
+
+    if (plan(t, &z, z.tokens, t->engine.recompute, &p, NULL))
+        return;
+    explain(t, &z, &p, tw_memory_available(), &b);
+    tw_err_clear(err);
+    tw_fail_code(err, was.code, was.place, was.line, "%s; %s", was.msg, b.p);
+    tw_buf_free(&b);
 }

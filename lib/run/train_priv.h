@@ -65,6 +65,8 @@ struct tw_trainer {
     int64_t updates, metrics_bytes, stream_n;   /* as a checkpoint says */
     uint64_t stream_hash;
     size_t peak_plan;                   /* bytes, of the largest pass */
+    size_t reserve;                     /* its activations; 0: a stream's are not known */
+    bool touched;                       /* all of the memory is at hand */
     char last[96];                      /* of the last step, for the progress line */
 };
 
@@ -110,6 +112,8 @@ int64_t tw_train_order(const struct tw_trainer *t, int64_t epoch, int64_t i);
 /* train_plan.c: counts on the counting device; chooses recomputation; refuses what cannot fit.
  * OUT (may be NULL) gets the plan. */
 int tw_train_plan(struct tw_trainer *t, FILE *out, struct tw_err *err);
+/* Adds to an error of code TW_ENOMEM what the training needs and what would help. */
+void tw_train_no_memory(struct tw_trainer *t, struct tw_err *err);
 size_t tw_train_moments(const struct tw_trainer *t);    /* bytes of the optimiser's */
 
 /* train_merge.c. */

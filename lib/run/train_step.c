@@ -343,8 +343,12 @@ int tw_train_step(struct tw_trainer *t, bool *end, struct tw_err *err)
         b.s[i].logp = tw_arena_alloc(&t->arena, (size_t)b.s[i].n * sizeof(float));
     /* what compares policies must not be blurred by dropout */
     if (tw_engine_forward_backward(&t->engine, b.s, b.n, plain ? TW_DROPOUT : t->loss.policy ? TW_ENTROPY : 0,
-                err) ||
-            tw_engine_optim_step(&t->engine, t->optim, lr, t->o->clip, &r, err))
+                err))
+        return -1;
+    if (t->reserve && !t->touched)      /* the largest pass may be the last one: its memory now */
+        tw_model_touch(t->model);
+    t->touched = true;
+    if (tw_engine_optim_step(&t->engine, t->optim, lr, t->o->clip, &r, err))
         return -1;
     for (int64_t i = 0; i < b.n; i++)
         line.loss += b.s[i].sum;
