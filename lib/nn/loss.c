@@ -15,7 +15,8 @@ static const struct preset {
     int form;
     const char *keys;           /* settings that it takes, ' ' around each */
 } presets[] = {
-    { { .name = "cross_entropy", .form = TW_LOSS_CROSS_ENTROPY, .scale = -1 }, TWINKLE, " dft " },
+    { { .name = "cross_entropy", .form = TW_LOSS_CROSS_ENTROPY, .scale = -1 }, TWINKLE,
+        " dft label_smoothing " },
     { { .name = "grpo", CLIPPED, .scale = TW_SCALE_SEQUENCE }, TWINKLE, " epsilon epsilon_high beta kl norm " },
     { { .name = "gspo", CLIPPED, .scale = TW_SCALE_SEQUENCE, .per_sequence = true }, TWINKLE,
         " epsilon epsilon_high beta kl norm " },
@@ -113,13 +114,15 @@ static int policy_settings(const struct preset *p, struct tw_loss *l, struct tw_
 
 static int settings(const struct preset *p, struct tw_loss *l, struct tw_set *s, struct tw_err *err)
 {
+    bool plain = l->form == TW_LOSS_CROSS_ENTROPY;
     int kind = 0;
 
     if (l->policy && policy_settings(p, l, s, err))
         return -1;
     if ((takes(p, "dft") && tw_set_bool(s, "dft", &l->dft, err) < 0)
             || number(p, s, "beta", &l->beta, 0, 1e9, err) < 0
-            || number(p, s, "label_smoothing", &l->smoothing, 0, 0.499999, err) < 0
+            || number(p, s, "label_smoothing", plain ? &l->uniform : &l->smoothing, 0,
+                plain ? 1 : 0.499999, err) < 0
             || number(p, s, "sft_weight", &l->nll, 0, 1e9, err) < 0
             || number(p, s, "bc_coef", &l->nll, 0, 1e9, err) < 0
             || number(p, s, "gamma", &l->gamma, -1e9, 1e9, err) < 0
@@ -134,6 +137,8 @@ static int settings(const struct preset *p, struct tw_loss *l, struct tw_set *s,
         return -1;
     l->kind = (enum tw_dpo_kind)kind;
     l->needs_logp |= l->dft;
+    if (l->dft && l->uniform > 0)
+        return tw_fail_code(err, TW_EMISUSE, s->option, 0, "dft and label_smoothing exclude each other");
     if (l->form != TW_LOSS_DRO && l->policy && l->beta == 0)
         l->reference = false;
     if (l->reference_free)

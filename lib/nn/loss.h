@@ -8,7 +8,8 @@
  * tw_loss_scale). With w the weight of a token, A its advantage, r = exp(logp - old) and clip() the clamp to
  * [lo, hi]:
  *
- *     cross_entropy        L = S sum w -logp;  dft: w -logp e^logp (through e^logp, too)
+ *     cross_entropy        L = S sum w -logp;  dft: w -logp e^logp (through e^logp, too);
+ *                          label_smoothing=e: w ((1 - e) -logp + e mean over the vocabulary of -logp)
  *     grpo bnpo dr_grpo    L = S sum w -min(r A, clip(r) A) + w beta KL;  ppo, importance_sampling likewise
  *     gspo                 the same with one r for the sequence, exp(mean of logp - old over its weights)
  *     cispo                L = S sum w -clip(r) A logp, no gradient through r
@@ -58,6 +59,7 @@ struct tw_loss {
     bool reference;     /* wants log-probabilities of the reference policy (when beta is not 0) */
     int scale;          /* enum tw_loss_scale that its name means; -1: what --loss-scale says */
     bool dft;           /* cross_entropy */
+    double uniform;     /* cross_entropy: share of the vocabulary's mean (label smoothing) */
     bool per_sequence;  /* one ratio for a sequence */
     bool clamp;         /* log-ratios are clamped to [-20, 20], as Twinkle does */
     double lo, hi;      /* bounds of the ratio */

@@ -4,14 +4,25 @@
 #include "nn/loss.h"
 #include <math.h>
 
-/* What one token of a cross-entropy adds, and its derivative. */
+/* What one token of a cross-entropy adds, and its derivative. With label smoothing the mean over the
+ * vocabulary has its share of the weight: tw_loss_smooth(). */
 static inline double tw_loss_token(const struct tw_loss *l, float logp, float weight, double scale,
         float *dlogp)
 {
-    double s = scale * (double)weight, p = l->dft ? exp((double)logp) : 1;
+    double s = scale * (double)weight * (1 - l->uniform), p = l->dft ? exp((double)logp) : 1;
 
     *dlogp = (float)(-s * (l->dft ? p * (1 + (double)logp) : 1));
     return s * -(double)logp * p;
+}
+
+/* The share of MEAN, the mean log-probability of the whole vocabulary, and the derivative by it. */
+static inline double tw_loss_smooth(const struct tw_loss *l, float mean, float weight, double scale,
+        float *dmean)
+{
+    double s = scale * (double)weight * l->uniform;
+
+    *dmean = (float)-s;
+    return s * -(double)mean;
 }
 
 static inline double tw_clip(double x, double lo, double hi)

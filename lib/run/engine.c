@@ -8,21 +8,34 @@ struct pass {
     struct tw_engine_sample *s;
     int64_t n;
     struct tw_row *row;
+    int64_t *slot;                  /* of each row in its sample's arrays */
     int64_t nrow, *first;           /* the first row of each sample, and one behind the last */
     struct tw_arena *arena;
 };
+
+/* Entries of the arrays that belong to predictions: one a token, or several with targets. */
+static int64_t slots(const struct tw_engine_sample *s)
+{
+    return s->target ? s->n * s->ntarget : s->n;
+}
 
 static float weight_of(const struct tw_engine_sample *s, int64_t i)
 {
     return s->weight ? s->weight[i] : 1;
 }
 
+/* Is slot I a prediction that counts? Nothing stands before the first token. */
+static bool counts(const struct tw_engine_sample *s, int64_t i)
+{
+    return (s->target || i) && weight_of(s, i) != 0;
+}
+
 static int64_t supervised(const struct tw_engine_sample *s)
 {
     int64_t n = 0;
 
-    for (int64_t i = 1; i < s->n; i++)
-        n += weight_of(s, i) != 0;
+    for (int64_t i = 0; i < slots(s); i++)
+        n += counts(s, i);
     return n;
 }
 
@@ -52,6 +65,7 @@ static void fill(struct tw_engine *e, struct pass *p, struct tw_seq *seq, int64_
     for (int64_t i = 0; i < n; i++)
         rows += supervised(&p->s[i]);
     p->row = tw_arena_alloc(&e->arena, (size_t)rows * sizeof *p->row);
+    p->slot = tw_arena_alloc(&e->arena, (size_t)rows * sizeof *p->slot);
     p->nrow = rows;
     p->first = tw_arena_alloc(&e->arena, (size_t)(n + 1) * sizeof *p->first);
     for (int64_t i = 0; i < n; i++) {
@@ -60,14 +74,16 @@ static void fill(struct tw_engine *e, struct pass *p, struct tw_seq *seq, int64_
         p->first[i] = at;
         seq[i] = (struct tw_seq){ .token = s->token, .n = s->n, .adapter = s->adapter,
             .key = s->key };
-        for (int64_t t = 1; t < s->n; t++) {
+        for (int64_t t = 0; t < slots(s); t++) {
             struct tw_row *r = &p->row[at];
 
-            if (weight_of(s, t) == 0)
+            if (!counts(s, t))
                 continue;
-            *r = (struct tw_row){ .s = i, .at = t - 1, .target = s->token[t], .temp = s->temp };
+            *r = (struct tw_row){ .s = i, .at = s->target ? t / s->ntarget : t - 1,
+                .target = s->target ? s->target[t] : s->token[t], .temp = s->temp };
             tw_loss_token(s->loss, 0, weight_of(s, t), s->scale, &r->coef);
-            at++;
+            tw_loss_smooth(s->loss, 0, weight_of(s, t), s->scale, &r->coef_mean);
+            p->slot[at++] = t;
         }
     }
     p->first[n] = at;
@@ -78,11 +94,12 @@ static struct tw_loss_seq view(struct pass *p, int64_t i)
 {
     const struct tw_engine_sample *s = &p->s[i];
     const struct tw_row *row = p->row + p->first[i];
+    const int64_t *slot = p->slot + p->first[i];
     int64_t n = p->first[i + 1] - p->first[i];
     float *x = tw_arena_alloc(p->arena, (size_t)(5 * n + 1) * sizeof *x);
 
     for (int64_t k = 0; k < n; k++) {
-        int64_t t = row[k].at + 1;
+        int64_t t = slot[k];
 
         x[k] = row[k].logp;
         x[n + k] = weight_of(s, t);
@@ -107,8 +124,10 @@ static double by_token(struct pass *p, int64_t i)
 
     for (int64_t k = p->first[i]; k < p->first[i + 1]; k++) {
         struct tw_row *r = &p->row[k];
+        float w = weight_of(s, p->slot[k]);
 
-        sum += tw_loss_token(s->loss, r->logp, weight_of(s, r->at + 1), s->scale, &r->coef);
+        sum += tw_loss_token(s->loss, r->logp, w, s->scale, &r->coef);
+        sum += tw_loss_smooth(s->loss, r->mean, w, s->scale, &r->coef_mean);
     }
     return sum;
 }
@@ -153,7 +172,7 @@ static void collect(struct pass *p)
     for (int64_t i = 0; i < p->n; i++) {
         p->s[i].entropy = 0;
         if (p->s[i].logp)
-            memset(p->s[i].logp, 0, (size_t)p->s[i].n * sizeof *p->s[i].logp);
+            memset(p->s[i].logp, 0, (size_t)slots(&p->s[i]) * sizeof *p->s[i].logp);
     }
     for (int64_t i = 0; i < p->nrow; i++) {
         const struct tw_row *r = &p->row[i];
@@ -161,7 +180,7 @@ static void collect(struct pass *p)
 
         s->entropy += (double)r->entropy;
         if (s->logp)
-            s->logp[r->at + 1] = r->logp;
+            s->logp[p->slot[i]] = r->logp;
     }
 }
 
@@ -172,14 +191,17 @@ static int run(struct tw_engine *e, struct tw_engine_sample *s, int64_t n, unsig
         int64_t k = cut(e, s, n);
         struct pass p = { .s = s, .n = k, .arena = &e->arena };
         struct tw_seq *seq;
-        bool late = false;
+        bool late = false, mean = false;
 
         tw_arena_reset(&e->arena);
         seq = tw_arena_alloc(&e->arena, (size_t)k * sizeof *seq);
         fill(e, &p, seq, k);
         for (int64_t i = 0; i < k; i++)
             late |= s[i].loss->needs_logp;
-        if (tw_model_run(e->model, seq, k, p.row, p.nrow, flags, late ? coefs : NULL, &p, err))
+        for (int64_t i = 0; i < k; i++)
+            mean |= s[i].loss->uniform > 0;
+        if (tw_model_run(e->model, seq, k, p.row, p.nrow, flags | (mean ? TW_MEAN : 0),
+                    late ? coefs : NULL, &p, err))
             return -1;
         collect(&p);
         s += k;
@@ -194,10 +216,10 @@ int tw_engine_forward_backward(struct tw_engine *e, struct tw_engine_sample *s, 
     return run(e, s, n, flags | TW_BACKWARD | (e->recompute ? TW_RECOMPUTE : 0), err);
 }
 
-int tw_engine_score(struct tw_engine *e, struct tw_engine_sample *s, int64_t n,
+int tw_engine_score(struct tw_engine *e, struct tw_engine_sample *s, int64_t n, unsigned flags,
         struct tw_err *err)
 {
-    return run(e, s, n, 0, err);
+    return run(e, s, n, flags & TW_ENTROPY, err);
 }
 
 int tw_engine_optim_step(struct tw_engine *e, struct tw_optim *o, double lr, double clip,

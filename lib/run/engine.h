@@ -22,6 +22,10 @@ struct tw_engine_sample {
     const int32_t *token;           /* [n] */
     const float *weight;            /* [n]; weight[i] is of predicting token[i]; NULL: all 1 */
     int64_t n;
+    const int32_t *target;          /* not NULL: [n, ntarget], what position i is to predict in
+                                     * place of token[i + 1]; then weight, old, ref and logp are
+                                     * [n, ntarget], too */
+    int64_t ntarget;
     struct tw_adapter *adapter;     /* NULL: the base */
     const struct tw_loss *loss;
     double scale;                   /* of this sample's loss */
@@ -45,8 +49,8 @@ struct tw_engine_sample {
  * depends on where a batch is cut. FLAGS: TW_DROPOUT, TW_ENTROPY. */
 int tw_engine_forward_backward(struct tw_engine *e, struct tw_engine_sample *s, int64_t n,
         unsigned flags, struct tw_err *err);
-/* The same without gradients and without dropout. */
-int tw_engine_score(struct tw_engine *e, struct tw_engine_sample *s, int64_t n,
+/* The same without gradients and without dropout. FLAGS: TW_ENTROPY. */
+int tw_engine_score(struct tw_engine *e, struct tw_engine_sample *s, int64_t n, unsigned flags,
         struct tw_err *err);
 int tw_engine_optim_step(struct tw_engine *e, struct tw_optim *o, double lr, double clip,
         struct tw_optim_report *r, struct tw_err *err);

@@ -123,7 +123,7 @@ static int add_reference(struct tw_trainer *t, struct batch *b, struct tw_err *e
         s[i].logp = tw_arena_alloc(&t->arena, (size_t)s[i].n * sizeof *s[i].logp);
         b->s[i].ref = s[i].logp;
     }
-    return tw_engine_score(&t->engine, s, b->n, err);
+    return tw_engine_score(&t->engine, s, b->n, 0, err);
 }
 
 /* What each sample's sum is multiplied with, so that the sums add up to the loss of the step. */
@@ -386,7 +386,7 @@ static int eval_batch(struct tw_trainer *t, struct batch *b, struct tw_err *err)
     }
     if (t->loss.pairs && t->loss.reference && add_reference(t, b, err))
         return -1;
-    return tw_engine_score(&t->engine, b->s, b->n, err);
+    return tw_engine_score(&t->engine, b->s, b->n, 0, err);
 }
 
 int tw_train_eval(struct tw_trainer *t, struct tw_err *err)

@@ -183,7 +183,7 @@ static void scores_are_those_of_training(void)
         for (int64_t i = 0; i < n; i++)
             s[k][i].logp = logp[k][i];
     }
-    CHECK(tw_engine_score(&w.e, s[0], n, &err) == 0);
+    CHECK(tw_engine_score(&w.e, s[0], n, 0, &err) == 0);
     CHECK(tw_engine_forward_backward(&w.e, s[1], n, 0, &err) == 0);
     for (int64_t i = 0; i < n; i++) {
         double sum = 0;
@@ -200,6 +200,70 @@ static void scores_are_those_of_training(void)
     close_world(&w);
 }
 
+/* One target a position that is the next token: the plain sample in another form. The same target twice
+ * with half the weight: the same loss and, but for rounding, gradient. */
+static void targets_of_their_own(void)
+{
+    static int32_t target[2][2 * LONGEST];
+    static float part[2][2 * LONGEST], lp[3][2 * LONGEST];
+    struct tw_optim_report r[3];
+    struct tw_err err = { 0 };
+    struct world w;
+    int64_t n = length[5];
+
+    open_world(&w, TW_F32);
+    for (int64_t i = 0; i + 1 < n; i++)
+        for (int k = 0; k < 2; k++) {
+            target[1][2 * i + k] = target[0][i] = token[5][i + 1];
+            part[0][i] = weight[i + 1];
+            part[1][2 * i + k] = weight[i + 1] / 2;
+        }
+    for (int k = 0; k < 3; k++) {
+        struct tw_engine_sample s = { .token = token[5], .weight = k ? part[k - 1] : weight, .n = n,
+            .adapter = w.adapter[2], .loss = &ce, .scale = 0.5, .temp = 1, .logp = lp[k],
+            .target = k ? target[k - 1] : NULL, .ntarget = k };
+
+        CHECK(tw_engine_forward_backward(&w.e, &s, 1, 0, &err) == 0);
+        CHECK(tw_engine_optim_step(&w.e, w.optim[2], 0, 1, &r[k], &err) == 0);
+        CHECK_STR(err.msg, "");
+    }
+    CHECK(r[0].norm > 0 && r[0].norm == r[1].norm);
+    CHECK_NEAR(r[2].norm, r[0].norm, 1e-5 * r[0].norm);
+    CHECK(!memcmp(lp[0] + 1, lp[1], (size_t)(n - 1) * sizeof(float)));
+    CHECK(lp[2][2 * n - 3] == lp[2][2 * n - 4] && lp[2][2 * n - 3] == lp[0][n - 1]);
+    close_world(&w);
+}
+
+/* The derivative that label smoothing gives, by a small step along it. */
+static void label_smoothing_is_a_loss_with_its_gradient(void)
+{
+    static const struct tw_loss smooth = { .form = TW_LOSS_CROSS_ENTROPY, .uniform = 0.3 };
+    struct tw_engine_sample s[SAMPLES];
+    struct tw_optim_report r;
+    struct tw_err err = { 0 };
+    struct world w;
+    double sum[3] = { 0 }, lr = 1e-4;
+
+    open_world(&w, TW_F32);
+    tw_optim_close(w.optim[2]);
+    w.optim[2] = tw_optim_open(w.dev, tw_adapter_params(w.adapter[2]), true,
+            &(struct tw_optim_opts){ .kind = TW_SGD }, &err);
+    for (int k = 0; k < 3; k++) {
+        int64_t n = take(&w, 2, s);
+
+        for (int64_t i = 0; i < n; i++)
+            s[i].loss = k < 2 ? &smooth : &ce;
+        CHECK(tw_engine_forward_backward(&w.e, s, n, 0, &err) == 0);
+        for (int64_t i = 0; i < n; i++)
+            sum[k] += s[i].sum;
+        if (!k)
+            CHECK(tw_engine_optim_step(&w.e, w.optim[2], lr, 0, &r, &err) == 0);
+    }
+    CHECK_NEAR((sum[0] - sum[1]) / (lr * r.norm * r.norm), 1, 0.02);
+    CHECK(fabs(sum[2] - sum[1]) > 0.01);
+    close_world(&w);
+}
+
 int main(void)
 {
     make_samples();
@@ -207,5 +271,7 @@ int main(void)
     RUN(the_cut_and_recomputation_change_nothing);
     RUN(late_coefficients_are_the_same);
     RUN(scores_are_those_of_training);
+    RUN(targets_of_their_own);
+    RUN(label_smoothing_is_a_loss_with_its_gradient);
     return test_end();
 }

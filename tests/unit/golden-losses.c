@@ -1,10 +1,13 @@
 /* golden-losses.c - usage: golden-losses FILE.. [--tolerance X]
  * FILE holds losses in Twinkle's form (cases over the same rows, pairs of rows) or Tinker's (sums over
  * unequal rows), with values and gradients in float64. Prints the worst error of each case, |a - b| over the
- * largest |b|, and a closing count; exits 1 when one is over the tolerance (1e-6). Losses that need logits
- * (gkd) are shown as left out. */
+ * largest |b|, and a closing count; exits 1 when one is over the tolerance (1e-6). Several targets a
+ * position go through the CPU's head, whose weights are the identity here, so that its hidden states are
+ * the logits and their gradient. */
 #include "base/json.h"
 #include "nn/loss_fn.h"
+#include "nn/loss_logits.h"
+#include "nn/ops.h"
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -17,7 +20,7 @@ struct rows {
 
 static struct tw_arena arena;
 static double tolerance = 1e-6;
-static int bad, checks, left_out;
+static int bad, checks;
 
 static void die(const char *file, const char *msg)
 {
@@ -40,6 +43,20 @@ static struct rows *read_rows(const struct tw_json *j)
         r->len[i] = row->n;
         for (int64_t k = 0; k < row->n && k < COLS; k++)
             r->x[i][k] = (float)row->item[k].d;
+    }
+    return r;
+}
+
+/* A list of sums over a sequence, which are doubles: each as a row of two floats that add up to it. */
+static struct rows *read_sums(const struct tw_json *j)
+{
+    struct rows *r = tw_arena_alloc(&arena, sizeof(*r));
+
+    r->n = j->n;
+    for (int64_t i = 0; i < j->n && i < ROWS; i++) {
+        r->len[i] = 2;
+        r->x[i][0] = (float)j->item[i].d;
+        r->x[i][1] = (float)(j->item[i].d - (double)r->x[i][0]);
     }
     return r;
 }
@@ -141,6 +158,37 @@ static double sequence(const struct tw_loss *l, struct tw_loss_seq *s)
     return total;
 }
 
+/* Distillation: a mean over the rows that have a label. */
+static void distillation(const struct tw_json *root, const struct tw_json *c)
+{
+    static float d[ROWS][COLS];
+    struct rows *label = read_rows(tw_json_get(root, "labels"));
+    const struct tw_json *params = tw_json_get(c, "params"), *want = tw_json_get(c, "grad_logits");
+    struct tw_gkd o = { 0.5, 1, 0 };
+    struct tw_err err = { 0 };
+    double value = 0, worst = 0, total = 0;
+    bool in[COLS];
+
+    if (tw_json_get_num(params, "beta", &o.beta, &err) < 0
+            || tw_json_get_num(params, "temperature", &o.temperature, &err) < 0
+            || tw_json_get_int(params, "topk", &o.top, &err) < 0)
+        die("gkd", err.msg);
+    for (int64_t i = 0; i < label->n; i++)
+        for (int64_t t = 0; t < label->len[i]; t++)
+            total += label->x[i][t] != -100;
+    for (int64_t i = 0; i < label->n; i++) {
+        struct rows *z = read_rows(&tw_json_get(root, "logits")->item[i]);
+        struct rows *teacher = read_rows(&tw_json_get(root, "teacher_logits")->item[i]);
+
+        memset(d, 0, sizeof(d));
+        for (int64_t t = 0; t < z->n; t++)
+            if (label->x[i][t] != -100)
+                value += tw_gkd_row(&o, z->x[t], teacher->x[t], z->len[t], 1 / total, d[t], in);
+        worst = fmax(worst, worst_of(&want->item[i], d));
+    }
+    verdict("gkd", params, value, tw_json_get(c, "loss")->d, worst);
+}
+
 static void twinkle_case(const char *file, const struct tw_json *root, const struct tw_json *c)
 {
     static float d[ROWS][COLS];
@@ -157,7 +205,7 @@ static void twinkle_case(const char *file, const struct tw_json *root, const str
     double value = 0;
 
     if (!tw_json_get(c, "grad_logps")) {
-        left_out++;
+        distillation(root, c);
         return;
     }
     if (!setting(text, sizeof(text), name, params, false) || tw_loss_parse(&l, file, text, &err))
@@ -216,8 +264,8 @@ static void tinker_case(const char *file, const struct tw_json *root, const stru
 /* Preference losses over sums of log-probabilities, a pair an entry. */
 static void tinker_pairs(const char *file, const struct tw_json *p, const struct tw_json *c)
 {
-    struct rows *ch = read_rows(tw_json_get(p, "chosen")), *re = read_rows(tw_json_get(p, "rejected"));
-    struct rows *rc = read_rows(tw_json_get(p, "ref_chosen")), *rr = read_rows(tw_json_get(p, "ref_rejected"));
+    struct rows *ch = read_sums(tw_json_get(p, "chosen")), *re = read_sums(tw_json_get(p, "rejected"));
+    struct rows *rc = read_sums(tw_json_get(p, "ref_chosen")), *rr = read_sums(tw_json_get(p, "ref_rejected"));
     const struct tw_json *params = tw_json_get(c, "params"), *gc = tw_json_get(c, "grad_chosen");
     const struct tw_json *gr = tw_json_get(c, "grad_rejected");
     const char *name = name_of(c);
@@ -225,19 +273,19 @@ static void tinker_pairs(const char *file, const struct tw_json *p, const struct
     struct tw_err err = { 0 };
     char text[256];
     double value = 0, worst = 0, m = 0;
-    float dc, dr;
+    float dc[2], dr[2];
 
     if (!setting(text, sizeof(text), name, params, false) || tw_loss_parse(&l, file, text, &err))
         die(text, err.msg);
     if (strstr(name, "robust"))
         l.kind = TW_DPO_ROBUST;
-    for (int64_t i = 0; i < ch->len[0]; i++) {
-        struct tw_loss_seq a = { .n = 1, .logp = &ch->x[0][i], .ref = &rc->x[0][i], .dlogp = &dc,
-            .scale = 1.0 / (double)ch->len[0] };
-        struct tw_loss_seq b = { .n = 1, .logp = &re->x[0][i], .ref = &rr->x[0][i], .dlogp = &dr };
+    for (int64_t i = 0; i < ch->n; i++) {
+        struct tw_loss_seq a = { .n = 2, .logp = ch->x[i], .ref = rc->x[i], .dlogp = dc,
+            .scale = 1.0 / (double)ch->n };
+        struct tw_loss_seq b = { .n = 2, .logp = re->x[i], .ref = rr->x[i], .dlogp = dr };
 
         value += tw_loss_pair(&l, &a, &b, 0);
-        worst = fmax(worst, fmax(fabs((double)dc - gc->item[i].d), fabs((double)dr - gr->item[i].d)));
+        worst = fmax(worst, fmax(fabs((double)dc[0] - gc->item[i].d), fabs((double)dr[0] - gr->item[i].d)));
         m = fmax(m, fmax(fabs(gc->item[i].d), fabs(gr->item[i].d)));
     }
     verdict(name, params, value, tw_json_get(c, "loss")->d, worst / m);
@@ -245,26 +293,68 @@ static void tinker_pairs(const char *file, const struct tw_json *p, const struct
 
 static void tinker_kto(const char *file, const struct tw_json *p, const struct tw_json *c)
 {
-    struct rows *logp = read_rows(tw_json_get(p, "logps")), *ref = read_rows(tw_json_get(p, "ref_logps"));
+    struct rows *logp = read_sums(tw_json_get(p, "logps")), *ref = read_sums(tw_json_get(p, "ref_logps"));
     struct rows *label = read_rows(tw_json_get(p, "label"));
     const struct tw_json *params = tw_json_get(c, "params"), *want = tw_json_get(c, "grad_logps");
     struct tw_loss l;
     struct tw_err err = { 0 };
     char text[256];
     double value = 0, worst = 0, m = 0;
-    float d;
+    float d[2];
 
     if (!setting(text, sizeof(text), "kto", params, false) || tw_loss_parse(&l, file, text, &err))
         die(text, err.msg);
-    for (int64_t i = 0; i < logp->len[0]; i++) {
-        struct tw_loss_seq s = { .n = 1, .logp = &logp->x[0][i], .ref = &ref->x[0][i], .dlogp = &d,
-            .label = label->x[0][i] != 0, .scale = 1.0 / (double)logp->len[0] };
+    for (int64_t i = 0; i < logp->n; i++) {
+        struct tw_loss_seq s = { .n = 2, .logp = logp->x[i], .ref = ref->x[i], .dlogp = d,
+            .label = label->x[0][i] != 0, .scale = 1.0 / (double)logp->n };
 
         value += tw_loss_kto(&l, &s);
-        worst = fmax(worst, fabs((double)d - want->item[i].d));
+        worst = fmax(worst, fabs((double)d[0] - want->item[i].d));
         m = fmax(m, fabs(want->item[i].d));
     }
     verdict("kto", params, value, tw_json_get(c, "loss")->d, worst / m);
+}
+
+/* Several targets with weights at each position: through the head of the device. */
+static void tinker_targets(const char *file, const struct tw_json *c)
+{
+    static float d[ROWS][COLS];
+    static const struct tw_loss ce = { .form = TW_LOSS_CROSS_ENTROPY };
+    struct rows *z = read_rows(tw_json_get(c, "logits")), *weight = read_rows(tw_json_get(c, "weights"));
+    const struct tw_json *target = tw_json_get(c, "target_tokens");
+    int64_t V = z->len[0], n = z->n, k = weight->len[0];
+    int32_t row[ROWS], id[ROWS];
+    float coef[ROWS], logp[ROWS], one[COLS] = { 0 };
+    struct tw_err err = { 0 };
+    struct tw_dev *dev = tw_cpu_open(1, "auto", &err);
+    const struct tw_ops *ops = dev ? tw_ops(dev) : NULL;
+    struct tw_tensor h = { z->x, TW_F32, n, V, COLS }, dh = { d, TW_F32, n, V, COLS };
+    struct tw_mat w = { .rows = V, .cols = V, .dtype = TW_F32 };
+    struct tw_head q = { .h = &h, .w = &w, .n = n * k, .row = row, .target = id, .logp = logp, .coef = coef,
+        .dh = &dh };
+    double value = 0;
+
+    if (!dev || n * k > ROWS || V > COLS
+            || !(w.data = ops->alloc(dev, 4 * (size_t)ops->mat_elems(dev, V, V, TW_F32), &err)))
+        die(file, dev ? "the targets are too many" : err.msg);
+    for (int64_t v = 0; v < V; v++) {
+        one[v] = 1;
+        ops->mat_put(dev, &w, one, TW_F32, v, 1);
+        one[v] = 0;
+    }
+    for (int64_t i = 0; i < n * k; i++) {
+        row[i] = (int32_t)(i / k);
+        id[i] = (int32_t)target->item[i / k].item[i % k].i;
+        tw_loss_token(&ce, 0, weight->x[i / k][i % k], 1, &coef[i]);
+    }
+    ops->head(dev, &q);
+    if (ops->sync(dev, &err))
+        die(file, err.msg);
+    for (int64_t i = 0; i < n * k; i++)
+        value += tw_loss_token(&ce, logp[i], weight->x[i / k][i % k], 1, &coef[i]);
+    verdict("multi_target", NULL, value, tw_json_get(c, "loss")->d, worst_of(tw_json_get(c, "grad_logits"), d));
+    ops->free(dev, w.data);
+    tw_dev_close(dev);
 }
 
 static void each(const char *file, const struct tw_json *root, const struct tw_json *list,
@@ -294,13 +384,13 @@ int main(int argc, char **argv)
             each(argv[i], root, root, tinker_case);
             each(argv[i], tw_json_get(root, "pairs"), tw_json_get(root, "pairs"), tinker_pairs);
             each(argv[i], tw_json_get(root, "kto"), tw_json_get(root, "kto"), tinker_kto);
+            if (tw_json_get(root, "multi_target"))
+                tinker_targets(argv[i], tw_json_get(root, "multi_target"));
         } else {
             each(argv[i], root, root, twinkle_case);
         }
     }
     printf("%d of %d losses within %.0e", checks - bad, checks, tolerance);
-    if (left_out)
-        printf(", %d left out: they are of logits", left_out);
     printf("\n");
     tw_arena_free(&arena);
     return bad || !checks;

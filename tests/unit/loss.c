@@ -30,9 +30,29 @@ static void unknown_names_and_keys_are_refused(void)
     CHECK(strstr(err.msg, "beta") != NULL);
 }
 
+static void label_smoothing_shares_the_weight_with_the_vocabulary(void)
+{
+    struct tw_loss l;
+    struct tw_err err = { 0 };
+    float d, dm;
+
+    CHECK(tw_loss_parse(&l, "--loss", "cross_entropy,label_smoothing=0.25", &err) == 0);
+    CHECK_NEAR(tw_loss_token(&l, -2, 1, 0.5, &d), 0.75, 0);
+    CHECK_NEAR(tw_loss_smooth(&l, -8, 1, 0.5, &dm), 1, 0);
+    CHECK(d == -0.375f && dm == -0.125f);
+    CHECK(tw_loss_parse(&l, "--loss", "cross_entropy,label_smoothing=0.1,dft=on", &err) == -1);
+    CHECK(strstr(err.msg, "exclude each other") != NULL);
+    tw_err_clear(&err);
+    CHECK(tw_loss_parse(&l, "--loss", "cross_entropy,label_smoothing=1.5", &err) == -1);
+    tw_err_clear(&err);
+    CHECK(tw_loss_parse(&l, "--loss", "dpo,label_smoothing=0.25", &err) == 0);
+    CHECK(l.smoothing == 0.25 && l.uniform == 0);
+}
+
 int main(void)
 {
     RUN(cross_entropy_is_the_negative_log_probability);
+    RUN(label_smoothing_shares_the_weight_with_the_vocabulary);
     RUN(unknown_names_and_keys_are_refused);
     return test_end();
 }
