@@ -169,6 +169,45 @@ test_case 'bf16 is another arithmetic, a device that is not there is refused' '
 	test_exit 2 tw-sample -m "$M" --device tpu "$TMP/in.jsonl" 2>err
 	test_text err "\"tpu\""
 '
+test_case 'the prompt: --template, --system, --thinking, --template-arg, --control-tokens' '
+	echo "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi<|im_end|>\"}]}" >in
+	prompt() { tw-sample -m tiny --max-tokens 1 "$@" in | sed "s/.*\"prompt_tokens\":\[\([^]]*\)\].*/{\"tokens\":[\1]}/" | tw-encode -m tiny --decode | sed "s/^{\"text\":\"\(.*\)\"}$/\1/"; }
+	test_equal "$(prompt)" "<|im_start|>user\\nHi<|im_end|><|im_end|>\\n<|im_start|>assistant\\n"
+	prompt --system "Be brief." >out
+	test_text out "<|im_start|>system\\nBe brief.<|im_end|>\\n<|im_start|>user"
+	printf "%s" "{{ messages[0].content }} {{ enable_thinking }} {{ who }}" >t.jinja
+	test_equal "$(prompt --template t.jinja)" "Hi<|im_end|>  "
+	test_equal "$(prompt --template t.jinja --thinking on)" "Hi<|im_end|> True "
+	test_equal "$(prompt --template t.jinja --thinking off --template-arg who=me)" "Hi<|im_end|> False me"
+	# the text of a user is text, unless it is asked to be read as the tokens that it spells
+	n() { tw-sample -m tiny --max-tokens 1 "$@" in | sed "s/.*\"prompt_tokens\":\[\([^]]*\)\].*/\1/" | tr , "\n" | grep -cx 2; }
+	test_equal "$(n)" 1
+	test_equal "$(n --control-tokens text)" 1
+	test_equal "$(n --control-tokens parse)" 2
+	test_exit 2 tw-sample -m tiny --thinking maybe in 2>err
+	test_exit 1 tw-sample -m tiny --template none in 2>err
+	test_text err none
+'
+test_case '--stop cuts the text before it, across tokens; of several the first' '
+	echo "{\"messages\":[{\"role\":\"user\",\"content\":\"Who are you?\"}]}" >in
+	text() { tw-sample -m tiny --temperature 0 --max-tokens 30 "$@" in | sed "s/.*\"completion\":{\"text\":\"\(.*\)\",\"tokens\".*/\1/"; }
+	whole=$(text)
+	[ ${#whole} -gt 12 ]
+	for at in 3 5 8; do
+	    stop=$(printf %s "$whole" | cut -c $at-$((at + 3)))
+	    test_equal "$(text --stop "$stop")" "${whole%%"$stop"*}"
+	    test_equal "$(text --stop "zzz" --stop "$stop")" "${whole%%"$stop"*}"
+	done
+	tw-sample -m tiny --temperature 0 --stop "$stop" in >out
+	test_text out "\"stop_reason\":\"stop\""
+'
+test_case '--verbose says what ends a reply and what an adapter touches' '
+	tw-sample -v -m "$M" --adapter "$M/adapter" --max-tokens 1 "$TMP/in.jsonl" 2>err >out
+	test_text err "31,200 parameters, its window of 512 tokens; replies end at 2"
+	test_text err "q_proj 2/2, k_proj 2/2"
+	tw-sample -v -m "$M" --ignore-eos --max-model-len 100 --max-tokens 1 "$TMP/in.jsonl" 2>err >out
+	test_text err "a window of 100 tokens; replies end at 2, which --ignore-eos passes"
+'
 test_case 'misuse' '
 	test_exit 2 tw-sample "$TMP/in.jsonl" 2>err
 	test_text err model

@@ -174,6 +174,7 @@ static int read_all(struct tw_enc *e, struct tw_err *err)
             break;
         }
         bytes += text.p ? text.n : (size_t)rec.n[0] * 8;
+        tw_progress_at(&progress, e->tally.in + e->nslot, NULL);
         if (e->nslot < TW_ENC_BATCH && bytes < TW_ENC_BYTES)
             continue;
         bytes = 0;
@@ -182,7 +183,6 @@ static int read_all(struct tw_enc *e, struct tw_err *err)
             got = -1;
             break;
         }
-        tw_progress_at(&progress, e->tally.in, NULL);
     }
     if (e->nslot) {
         struct tw_err late = {0};

@@ -300,6 +300,7 @@ struct sink {
     struct tw_tally *tally;
     struct tw_buf line;
     bool *seen;             /* columns that some row had */
+    struct tw_progress prog;
 };
 
 static int write_row(struct sink *s, const struct tw_rec *rec, struct tw_err *err)
@@ -345,6 +346,7 @@ static int write_rows(struct sink *s, struct tw_rows *in, struct tw_err *err)
         s->tally->in++;
         if (i >= p->from && write_row(s, &rec, err))
             return -1;
+        tw_progress_at(&s->prog, s->tally->in, NULL);
     }
     for (int i = 0; i < p->ncolumn && got >= 0 && s->tally->out; i++)
         if (!s->seen[i])
@@ -369,9 +371,13 @@ int tw_fetch_rows(char *const *uris, int n, const struct tw_fetch_conf *conf,
             ret = tw_hub_is(uris[i]) ? add_hub(&files, uris[i], conf, pick, err)
                                      : add_local(&files, uris[i], conf, pick, err);
     if (!ret) {
+        for (int64_t i = 0; i < files.n; i++)
+            tw_info("rows of %s", files.v[i]);
         in = tw_rows_open(files.v, (int)files.n, err);
         s.seen = tw_xcalloc((size_t)pick->ncolumn + 1, sizeof *s.seen);
+        tw_progress_start(&s.prog, "fetch", "rows", pick->to < 0 ? 0 : pick->to);
         ret = in ? write_rows(&s, in, err) : -1;
+        tw_progress_end(&s.prog);
     }
     tw_rows_close(in);
     tw_buf_free(&s.line);

@@ -120,6 +120,8 @@ static int put_line(void *arg, struct tw_str line, struct tw_err *err)
 {
     struct prep *p = arg;
 
+    if (!p->tally.out)              /* for --verbose */
+        tw_info("the first record: %.*s", (int)(line.n < 4000 ? line.n - 1 : 4000), line.p);
     if (fwrite(line.p, 1, line.n, p->fp) != line.n)
         return tw_fail(err, p->o->out ? p->o->out : "stdout", 0, "cannot write: %s", strerror(errno));
     p->tally.out++;

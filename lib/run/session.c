@@ -134,6 +134,34 @@ static int open_sampler(struct tw_session *s, struct tw_err *err)
     return s->sampler ? 0 : -1;
 }
 
+/* For --verbose: what ends a reply, and what the adapters touch. */
+static void describe(const struct tw_session *s)
+{
+    struct tw_buf b = { 0 };
+    char text[32];
+
+    if (!tw_verbose())
+        return;
+    for (int64_t i = 0; i < s->nend; i++) {
+        tw_buf_printf(&b, "%s%d", i ? ", " : "", s->end[i]);
+        if (s->tok) {
+            tw_buf_puts(&b, " ");
+            tw_tok_decode(s->tok, &s->end[i], 1, false, &b);
+        }
+    }
+    tw_info("%s: %s parameters, %s of %lld tokens; replies end at %s%s", s->dir,
+            tw_fmt_count(text, tw_model_info(s->model)->params), s->o->max_model_len ? "a window" :
+            "its window", (long long)(s->o->max_model_len ? s->o->max_model_len :
+            tw_model_info(s->model)->max_positions), b.n ? b.p : "no token",
+            s->o->ignore_eos ? ", which --ignore-eos passes" : "");
+    for (int i = 0; i < s->nadapter; i++) {
+        tw_buf_clear(&b);
+        tw_adapter_describe(s->adapter[i].adapter, &b);
+        tw_info("adapter %s: %s", s->adapter[i].name, b.p);
+    }
+    tw_buf_free(&b);
+}
+
 int tw_session_open(struct tw_session *s, const struct tw_sample_opts *o, struct tw_err *err)
 {
     struct tw_chat_opts co = { .train_on = TW_ON_ALL, .add_special = TW_AUTO,
@@ -151,6 +179,7 @@ int tw_session_open(struct tw_session *s, const struct tw_sample_opts *o, struct
     s->tok = tw_chat_tok(s->chat);
     if (adapters(s, err) || tw_end_tokens(s->dir, s->tok, &s->end, &s->nend, err) || stops(s, err))
         return -1;
+    describe(s);
     return open_sampler(s, err);
 }
 
