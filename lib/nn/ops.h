@@ -14,6 +14,11 @@
  *   matrices on the CPU: inputs are rounded to bf16 (nearest even) and the chain runs over pairs of
  *   k as vdpbf16ps does. So a row of an output depends on nothing but its own row of inputs: not on
  *   the rows beside it, on T, on the number of threads, or on how tokens are cut into batches.
+ * - After begin() said that products are BF16, weight gradients and everything of LoRA are such
+ *   products too. A chain over tokens then is what it says token by token with vdpbf16ps (the token
+ *   that comes first is the half that is added first, half a pair is completed by a product of -0);
+ *   AMX adds 32 tokens of one sequence at a time, counted from the sequence's start: a sequence
+ *   that is cut between two calls must be cut at a multiple of 32.
  */
 #ifndef TW_OPS_H
 #define TW_OPS_H
@@ -113,6 +118,10 @@ struct tw_ops {
     void (*zero)(struct tw_dev *d, void *p, size_t bytes);
     int (*sync)(struct tw_dev *d, struct tw_err *err);  /* waits; the sticky error */
 
+    /* What the ops up to the next begin() belong to: the dtype of the products, and a packed batch of
+     * NSEQ sequences, t0 (host) [nseq + 1] its first rows. NULL: of no use to the device. */
+    void (*begin)(struct tw_dev *d, enum tw_dtype products, const int64_t *t0, int64_t nseq);
+
     /* Matrices. mat_put/mat_get: rows [row, row + n) from/to row-major host memory of dtype FROM
      * (F32 or BF16) / F32. mat_cast: a BF16 matrix from an F32 one of the same shape. */
     int64_t (*mat_elems)(const struct tw_dev *d, int64_t rows, int64_t cols, enum tw_dtype t);
@@ -145,14 +154,25 @@ struct tw_ops {
     void (*linear_dw)(struct tw_dev *d, struct tw_mat *dw, float *dbias, const struct tw_tensor *dy,
             const struct tw_tensor *x);
 
-    /* h[t] = drop(x[t]) A^T, y[t] += scale * (h[t] B^T), for the tokens of each run; h is F32
-     * [T, max r]. Backward: db += scale * dy^T h, dh = scale * dy B (into scratch [T, max r]),
+    /* y[t] += scale * drop(x[t]) A^T B^T for the tokens of each run; what the backward needs of it
+     * stays in h, F32 [T, max r], the device's own. Backward: with h[t] = drop(x[t]) A^T,
+     * db += scale * dy^T h, dh = scale * dy B (into scratch [T, max r]),
      * da += dh^T drop(x), dx += drop(dh A). Gradients of A and B add in a chain over tokens. */
     void (*lora)(struct tw_dev *d, struct tw_tensor *y, struct tw_tensor *h,
             const struct tw_tensor *x, const struct tw_lora_ctx *c);
     void (*lora_bwd)(struct tw_dev *d, struct tw_tensor *dx, struct tw_tensor *scratch,
             const struct tw_tensor *dy, const struct tw_tensor *x, const struct tw_tensor *h,
             const struct tw_lora_ctx *c);
+
+    /* linear() and lora() in one, and their backward without dw: the chain of a row goes on over its
+     * run's rank, then come bias and residual. h is the device's own. NULL, both: callers do one
+     * after the other. */
+    void (*lora_linear)(struct tw_dev *d, struct tw_tensor *y, struct tw_tensor *h,
+            const struct tw_tensor *x, const struct tw_mat *w, const float *bias,
+            const struct tw_tensor *res, const struct tw_lora_ctx *c);
+    void (*lora_linear_bwd)(struct tw_dev *d, struct tw_tensor *dx, bool add,
+            struct tw_tensor *scratch, const struct tw_tensor *dy, const struct tw_tensor *x,
+            const struct tw_tensor *h, const struct tw_mat *w, const struct tw_lora_ctx *c);
 
     /* In place, on nheads heads of hd each in x [T, nheads * hd]; sign -1 is the backward. */
     void (*rope)(struct tw_dev *d, struct tw_tensor *x, int64_t nheads, int64_t hd,

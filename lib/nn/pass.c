@@ -50,6 +50,8 @@ static void start(struct walk *w)
     struct tw_batch *b = &w->p->b;
     size_t T = (size_t)b->T;
 
+    if (w->t.ops->begin)
+        w->t.ops->begin(w->t.dev, m->opts.dtype, b->t0, b->nseq);
     w->t.rope = (struct tw_rope){ .cos = m->cos, .sin = m->sin, .rot = tw_rope_width(&m->cfg),
         .pos = upload(w, b->pos, T * sizeof *b->pos) };
     if (b->drop)

@@ -125,19 +125,23 @@ static void linear_back(struct tw_tape *t, struct tw_op *op)
     struct tw_weight *w = op->w;
     struct tw_lora_ctx c = lora_ctx(t, w);
     struct tw_tensor *dx, *dy = &op->y->g, scratch;
+    size_t top;
     bool add;
 
     if (w->dw.data)
         t->ops->linear_dw(t->dev, &w->dw, w->bias ? w->bias->dw.data : NULL, dy, &op->x->v);
     dx = tw_var_grad(t, op->x, &add);
-    t->ops->linear_dx(t->dev, dx, add, dy, &w->w);
-    if (c.nrun) {
-        size_t top = t->st->top;
-
+    top = t->st->top;
+    if (c.nrun)
         scratch = tw_stack_tensor(t->st, TW_F32, t->b->T, t->b->max_r);
-        t->ops->lora_bwd(t->dev, dx, &scratch, dy, &op->x->v, &op->h, &c);
-        t->st->top = top;
+    if (c.nrun && t->ops->lora_linear_bwd) {
+        t->ops->lora_linear_bwd(t->dev, dx, add, &scratch, dy, &op->x->v, &op->h, &w->w, &c);
+    } else {
+        t->ops->linear_dx(t->dev, dx, add, dy, &w->w);
+        if (c.nrun)
+            t->ops->lora_bwd(t->dev, dx, &scratch, dy, &op->x->v, &op->h, &c);
     }
+    t->st->top = top;
     if (op->x2)
         residual_back(t, op->y, op->x2);
 }
@@ -147,16 +151,19 @@ struct tw_var *tw_t_linear(struct tw_tape *t, struct tw_var *x, struct tw_weight
 {
     struct tw_lora_ctx c = lora_ctx(t, w);
     struct tw_var *y = out ? out : tw_var_new(t, x->v.rows, w->w.rows);
+    const struct tw_tensor *add = res ? &res->v : NULL;
+    const float *bias = w->bias ? w->bias->w.data : NULL;
     struct tw_tensor h = { 0 };
     struct tw_op *op;
     bool known = y == t->known;     /* its own value is there, but LoRA's hidden is not */
 
     if (c.nrun)
         h = tw_stack_tensor(t->st, TW_F32, t->b->T, t->b->max_r);
-    if (!known || c.nrun)
-        t->ops->linear(t->dev, &y->v, &x->v, &w->w, w->bias ? w->bias->w.data : NULL,
-                res ? &res->v : NULL);
-    if (c.nrun)
+    if (c.nrun && t->ops->lora_linear)
+        t->ops->lora_linear(t->dev, &y->v, &h, &x->v, &w->w, bias, add, &c);
+    else if (!known || c.nrun)
+        t->ops->linear(t->dev, &y->v, &x->v, &w->w, bias, add);
+    if (c.nrun && !t->ops->lora_linear)
         t->ops->lora(t->dev, &y->v, &h, &x->v, &c);
     op = note(t, linear_back, y, x);
     if (op) {

@@ -134,28 +134,37 @@ static void linear_dx(void)
 }
 
 /* Gradients of weights: over all tokens at once, and cut into three calls, to the same bits. */
-static void dw_on(struct help_dev *h, const struct shape *s, int slot)
+static void dw_on(struct help_dev *h, const struct shape *s, enum tw_dtype products, int slot)
 {
     int64_t T = s->T, N = s->N, K = s->K, cut[4] = { 0, T / 3, T / 2, T };
     float *dy = help_rand(T * N, 1, 1), *x = help_rand(T * K, 2, 1), *dw = help_rand(N * K, 3, 1);
     float *db = help_rand(N, 4, 1), *got, *got2;
     double *want = tw_xcalloc((size_t)(N * K), sizeof *want);
     double *wantb = tw_xcalloc((size_t)N, sizeof *want);
+
+    if (products == TW_BF16) {
+        help_round16(dy, T * N);
+        help_round16(x, T * K);
+    }
     struct tw_tensor vy = help_tensor(h->d, dy, T, N, N + 1),
             vx = help_tensor(h->d, x, T, K, K + 2);
     struct tw_mat m = help_mat(h->d, dw, N, K, TW_F32), m2 = help_mat(h->d, dw, N, K, TW_F32);
     float *b = help_put(h->d, db, (size_t)N * 4), *b2 = help_put(h->d, db, (size_t)N * 4);
     int64_t all = ON(mat_elems, N, K, TW_F32);
 
+    ON(begin, products, cut, 3);
     ON(linear_dw, &m, b, &vy, &vx);
     for (int i = 0; i < 3; i++) {
         struct tw_tensor py = vy, px = vx;
+        int64_t one[2] = { 0, cut[i + 1] - cut[i] };
 
         py.data = (float *)vy.data + cut[i] * vy.ld;
         px.data = (float *)vx.data + cut[i] * vx.ld;
         py.rows = px.rows = cut[i + 1] - cut[i];
+        ON(begin, products, one, 1);
         ON(linear_dw, &m2, b2, &py, &px);
     }
+    ON(begin, TW_F32, NULL, 0);
     got = help_mat_get(h->d, &m);
     ref_linear_dw(want, wantb, dw, db, dy, x, T, N, K);
     CHECK(help_near(got, want, N * K, 2e-5, "linear_dw"));
@@ -180,7 +189,11 @@ static void linear_dw(void)
     help_forget();
     DEVS(h)
         for (int i = 0; i < NSHAPE; i++)
-            dw_on(h, &shapes[i], i);
+            dw_on(h, &shapes[i], TW_F32, i);
+    help_forget();
+    DEVS(h)
+        for (int i = 0; i < NSHAPE; i++)
+            dw_on(h, &shapes[i], TW_BF16, i + 32 * h->bits16);
 }
 
 /* vdpbf16ps and its imitations agree on denormals, infinities, NaN's place and huge sums. */

@@ -240,8 +240,8 @@ static void lora_open(struct lora *l, struct tw_dev *d)
     for (int i = 0; i < 3; i++) {
         int64_t na = l->r[i] * l->in, nb = l->r[i] * l->out;
 
-        l->a[i] = help_rand(na, 10 + (uint64_t)i, 1);
-        l->b[i] = help_rand(nb, 20 + (uint64_t)i, 1);
+        l->a[i] = help_rand(na, 10 + (uint64_t)i, 0.2f);
+        l->b[i] = help_rand(nb, 20 + (uint64_t)i, 0.2f);
         l->run[i] = (struct tw_lora_run){ .t0 = cut[2 * i], .t1 = cut[2 * i + 1], .r = l->r[i],
             .scale = 0.5f + (float)i, .drop = i == 1 ? 0 : l->p,
             .a = help_put(d, l->a[i], (size_t)na * 4), .b = help_put(d, l->b[i], (size_t)nb * 4),
@@ -299,10 +299,16 @@ static double *doubles(const float *x, int64_t n)
     return y;
 }
 
-static void lora_on(struct help_dev *h, float p, int slot)
+/* On its own or, with FUSED, together with the module's own product, in PRODUCTS. */
+static void lora_on(struct help_dev *h, float p, bool fused, enum tw_dtype products, int slot)
 {
+    bool low = products == TW_BF16;
+    double tol = low ? 0.15 : 2e-4;
+    const int64_t t0[3] = { 0, 12, 43 };        /* one run begins and ends inside a sequence */
     struct lora l = { .T = 43, .in = 50, .out = 37, .r = { 8, 1, 19 }, .p = p };
     struct tw_tensor y, x, hh, dy, dx, sc;
+    float *w = help_rand(l.out * l.in, 7, 0.3f);
+    struct tw_mat m;
     struct tw_lora_ctx c = { .run = l.run, .nrun = 3, .module = 5 };
     double *wy, *wdx, *wa[3], *wb[3];
     float *got;
@@ -321,42 +327,64 @@ static void lora_on(struct help_dev *h, float p, int slot)
         wa[i] = doubles(l.a[i], l.r[i] * l.in);
         wb[i] = doubles(l.b[i], l.r[i] * l.out);
     }
+    help_round16(w, l.out * l.in);
+    m = help_mat(h->d, w, l.out, l.in, products);
+    if (fused) {
+        ref_linear(wy, l.x, w, NULL, l.y, l.T, l.out, l.in);
+        ref_linear_dx(wdx, l.x, l.dy, w, l.T, l.out, l.in);
+    }
     lora_ref(&l, wy, wdx, wa, wb);
-    ON(lora, &y, &hh, &x, &c);
-    ON(lora_bwd, &dx, &sc, &dy, &x, &hh, &c);
+    ON(begin, products, t0, 2);
+    if (fused) {
+        ON(lora_linear, &y, &hh, &x, &m, NULL, &y, &c);
+        ON(lora_linear_bwd, &dx, true, &sc, &dy, &x, &hh, &m, &c);
+    } else {
+        ON(lora, &y, &hh, &x, &c);
+        ON(lora_bwd, &dx, &sc, &dy, &x, &hh, &c);
+    }
+    ON(begin, TW_F32, NULL, 0);
     got = help_tensor_get(h->d, &y);
-    CHECK(help_near(got, wy, l.T * l.out, 5e-5, "lora y"));
+    CHECK(help_near(got, wy, l.T * l.out, low ? tol : 5e-5, "lora y"));
     CHECK(help_agree(slot, got, l.T * l.out, "lora y", h->name));
     free(got);
     got = help_tensor_get(h->d, &dx);
-    CHECK(help_near(got, wdx, l.T * l.in, 2e-4, "lora dx"));
+    CHECK(help_near(got, wdx, l.T * l.in, tol, "lora dx"));
     CHECK(help_agree(slot + 1, got, l.T * l.in, "lora dx", h->name));
     CHECK(help_tensor_clean(h->d, &dx));
     free(got);
     for (int i = 0; i < 3; i++) {
         if (l.run[i].da) {
             got = help_get(h->d, l.run[i].da, l.r[i] * l.in);
-            CHECK(help_near(got, wa[i], l.r[i] * l.in, 2e-4, "lora da"));
+            CHECK(help_near(got, wa[i], l.r[i] * l.in, tol, "lora da"));
             CHECK(help_agree(slot + 2 + i, got, l.r[i] * l.in, "lora da", h->name));
             free(got);
         }
         got = help_get(h->d, l.run[i].db, l.r[i] * l.out);
-        CHECK(help_near(got, wb[i], l.r[i] * l.out, 2e-4, "lora db"));
+        CHECK(help_near(got, wb[i], l.r[i] * l.out, tol, "lora db"));
         CHECK(help_agree(slot + 5 + i, got, l.r[i] * l.out, "lora db", h->name));
         free(got), free(wa[i]), free(wb[i]);
     }
     lora_close(&l, h->d);
     drop(h->d, y.data), drop(h->d, x.data), drop(h->d, dy.data), drop(h->d, dx.data);
-    drop(h->d, hh.data), drop(h->d, sc.data), drop(h->d, (void *)c.drop_key);
-    free(wy), free(wdx);
+    drop(h->d, hh.data), drop(h->d, sc.data), drop(h->d, (void *)c.drop_key), drop(h->d, m.data);
+    free(wy), free(wdx), free(w);
 }
 
 static void lora(void)
 {
     help_forget();
     DEVS(h) {
-        lora_on(h, 0, 0);
-        lora_on(h, 0.25f, 10);
+        lora_on(h, 0, false, TW_F32, 0);
+        lora_on(h, 0.25f, false, TW_F32, 10);
+        lora_on(h, 0, true, TW_F32, 20);
+        lora_on(h, 0.25f, true, TW_F32, 30);
+    }
+    help_forget();
+    DEVS(h) {
+        lora_on(h, 0, false, TW_BF16, 40 * h->bits16);
+        lora_on(h, 0.25f, false, TW_BF16, 10 + 40 * h->bits16);
+        lora_on(h, 0, true, TW_BF16, 20 + 40 * h->bits16);
+        lora_on(h, 0.25f, true, TW_BF16, 30 + 40 * h->bits16);
     }
 }
 

@@ -12,6 +12,7 @@ struct tw_kern {
     int mr, pr;                 /* rows and panels of the f32 product's block */
     int mr16, pr16;             /* of the bf16 product's */
     int64_t kc16;               /* pairs of a block of its sum */
+    int64_t unit16;             /* pairs whose sum is one step of the chain: 1, of a tile 16 */
 
     /* c[r * ldc + p * 16 ..] += the sum over s of A(r, s) * b[p * bp + s * 16 ..], r in [0, R), p
      * in [0, P). mm: A(r, s) = a[s * as + r]. mms: a[r * ar + s]. mm16: A as pack16 made it, S
@@ -28,8 +29,17 @@ struct tw_kern {
     void (*low)(uint16_t *dst, const float *src, int64_t n);    /* rounds to bf16 */
     /* dst[s * W + r] = src[s * ld + r] for r < R <= W <= 16, 0 up to W. */
     void (*packc)(float *dst, int W, const float *src, int64_t ld, int R, int64_t s);
-    /* dst[j * 16 + i] = src[i * ld + j] for i < n (others 0), j < s: rows become a panel. */
+    /* dst[i * W + r] = the pair of rows 2i and 2i + 1 of column r < R <= W (zero up to W), i < s;
+     * rows at or past K are PAD. FIRST_HIGH: row 2i is the half that is added first. pairs_a: in
+     * the order of mm16's A, W == R. */
+    void (*pairs)(uint32_t *dst, int W, const float *src, int64_t ld, int R, int64_t s, int64_t k,
+            bool first_high, uint32_t pad);
+    void (*pairs_a)(uint32_t *dst, int W, const float *src, int64_t ld, int R, int64_t s,
+            int64_t k, bool first_high, uint32_t pad);
+    /* dst[j * 16 + i] = src[i * ld + j] for i < n (others 0), j < s: rows become a panel.
+     * panel16: of pairs, columns at or past K are zero. */
     void (*panel)(float *dst, const float *src, int64_t ld, int64_t n, int64_t s);
+    void (*panel16)(uint32_t *dst, const float *src, int64_t ld, int64_t n, int64_t s, int64_t k);
     /* 16 rows and 16 columns of a bf16 panel, 8 x 16 pairs of columns, as 8 x 16 pairs of rows. */
     void (*turn16)(uint32_t *dst, const uint32_t *src);
     /* y = x * scale + bias + res over n columns; bias, res may be NULL. */
@@ -71,13 +81,15 @@ extern const struct tw_kern tw_kern_avx2, tw_kern_avx512, tw_kern_avx512bf16;
 /* AMX replaces mm16 and pack16 of tw_kern_avx512bf16, in blocks of 32 rows and 2 panels. */
 bool tw_amx_enable(void);       /* asks the kernel for the tile registers; false: there are none */
 void tw_amx_pack16(uint32_t *dst, const float *src, int64_t ld, int R, int64_t s, int64_t k);
+void tw_amx_pairs(uint32_t *dst, int W, const float *src, int64_t ld, int R, int64_t s, int64_t k,
+        bool first_high, uint32_t pad);
 void tw_amx_mm16(float *c, int64_t ldc, const uint32_t *a, const uint32_t *b, int64_t bp,
         int64_t s, int R, int P);
 #endif
 
 /* Scratch buffers of the device by use; an op uses each for one thing at a time. */
 enum tw_slot { TW_SLOT_WT, TW_SLOT_X, TW_SLOT_Y, TW_SLOT_KV, TW_SLOT_LIST, TW_SLOT_ROWS,
-    TW_SLOT_LORA, TW_SLOT_OWN, TW_NSLOT };
+    TW_SLOT_LORA, TW_SLOT_OWN, TW_SLOT_MORE, TW_SLOT_CUT, TW_SLOT_STEP, TW_NSLOT };
 
 struct tw_cpu {
     struct tw_dev_head head;
@@ -86,6 +98,8 @@ struct tw_cpu {
     struct tw_pool *pool;
     int threads;
     struct tw_err err;          /* the first failure, sticky */
+    bool low;                   /* begin(): products round their inputs to bf16 */
+    int64_t ncut;               /* begin(): sequences; their first tokens are in TW_SLOT_CUT */
     struct { void *p; size_t n; } slot[TW_NSLOT];
     char *own;                  /* threads * TW_OWN_BYTES: a product's tile and packed inputs */
 };
@@ -115,14 +129,23 @@ enum tw_bkind {
     TW_B_ROWS,                  /* b[s * ldb + n] */
     TW_B_COLS,                  /* b[n * ldb + s] */
 };
-struct tw_gemm {
-    int64_t m, n, s;
+struct tw_factors {
     const float *a;
-    int64_t lda;
+    int64_t lda, s;
     bool a_cols;                /* A(r, s) = a[s * lda + r], else a[r * lda + s] */
     enum tw_bkind bkind;
     const void *b;
     int64_t ldb;
+    int64_t r0, r1;             /* of a further product: the rows of C that it is added to */
+};
+struct tw_gemm {
+    int64_t m, n;
+    struct tw_factors f;
+    const struct tw_factors *more;  /* the chain of rows [r0, r1) goes on over these */
+    int64_t nmore;
+    bool low;                   /* bf16 products (PANEL16 always is one) */
+    const int64_t *cut;         /* with a_cols and low: [ncut + 1] where sequences begin in s; */
+    int64_t ncut;               /* only devices whose unit16 is more than one look at them */
     float *c;
     int64_t ldc;
     bool c_panel;               /* C(r, n) = c[(n / 16) * 16 * m + r * 16 + n % 16] */
@@ -158,6 +181,7 @@ void tw_cpu_embed_bwd(struct tw_dev *d, struct tw_mat *dw, const struct tw_tenso
         const int32_t *id);
 void tw_cpu_linear(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor *x,
         const struct tw_mat *w, const float *bias, const struct tw_tensor *res);
+void tw_cpu_begin(struct tw_dev *d, enum tw_dtype products, const int64_t *t0, int64_t nseq);
 void tw_cpu_linear_dx(struct tw_dev *d, struct tw_tensor *dx, bool add, const struct tw_tensor *dy,
         const struct tw_mat *w);
 void tw_cpu_linear_dw(struct tw_dev *d, struct tw_mat *dw, float *dbias, const struct tw_tensor *dy,
@@ -167,6 +191,12 @@ void tw_cpu_lora(struct tw_dev *d, struct tw_tensor *y, struct tw_tensor *h,
 void tw_cpu_lora_bwd(struct tw_dev *d, struct tw_tensor *dx, struct tw_tensor *scratch,
         const struct tw_tensor *dy, const struct tw_tensor *x, const struct tw_tensor *h,
         const struct tw_lora_ctx *c);
+void tw_cpu_lora_linear(struct tw_dev *d, struct tw_tensor *y, struct tw_tensor *h,
+        const struct tw_tensor *x, const struct tw_mat *w, const float *bias,
+        const struct tw_tensor *res, const struct tw_lora_ctx *c);
+void tw_cpu_lora_linear_bwd(struct tw_dev *d, struct tw_tensor *dx, bool add,
+        struct tw_tensor *scratch, const struct tw_tensor *dy, const struct tw_tensor *x,
+        const struct tw_tensor *h, const struct tw_mat *w, const struct tw_lora_ctx *c);
 void tw_cpu_rmsnorm(struct tw_dev *d, struct tw_tensor *y, float *rstd, const struct tw_tensor *x,
         const float *w, int64_t n, float eps, float off);
 void tw_cpu_rmsnorm_bwd(struct tw_dev *d, struct tw_tensor *dx, bool add, float *dw,

@@ -111,7 +111,8 @@ static const struct tw_ops cpu_ops = {
     .mat_cast = tw_cpu_mat_cast, .embed = tw_cpu_embed, .embed_bwd = tw_cpu_embed_bwd,
     .rmsnorm = tw_cpu_rmsnorm, .rmsnorm_bwd = tw_cpu_rmsnorm_bwd,
     .linear = tw_cpu_linear, .linear_dx = tw_cpu_linear_dx, .linear_dw = tw_cpu_linear_dw,
-    .lora = tw_cpu_lora, .lora_bwd = tw_cpu_lora_bwd, .rope = tw_cpu_rope,
+    .lora = tw_cpu_lora, .lora_bwd = tw_cpu_lora_bwd, .lora_linear = tw_cpu_lora_linear,
+    .lora_linear_bwd = tw_cpu_lora_linear_bwd, .begin = tw_cpu_begin, .rope = tw_cpu_rope,
     .attn = tw_cpu_attn, .attn_bwd = tw_cpu_attn_bwd, .kv_bytes = tw_cpu_kv_bytes,
     .kv_put = tw_cpu_kv_put, .glu = tw_cpu_glu, .glu_bwd = tw_cpu_glu_bwd,
     .head = tw_cpu_head, .head_scratch = tw_cpu_head_scratch, .logits = tw_cpu_logits,
@@ -135,6 +136,8 @@ static const struct tw_kern *choose(struct tw_cpu *d, const char *isa)
         d->amx.name = "amx";
         d->amx.mm16 = tw_amx_mm16;
         d->amx.pack16 = tw_amx_pack16;
+        d->amx.pairs_a = tw_amx_pairs;
+        d->amx.unit16 = 16;
         d->amx.mr16 = 32;
         d->amx.pr16 = 2;
         d->amx.kc16 = 320;

@@ -15,6 +15,13 @@ struct job {
     int64_t mc, nc, nj;         /* rows and panels of a tile, tiles per row of tiles */
     int64_t s, kc;              /* length of the sum and of a block, in words */
     int mr, pr;
+    const struct step *step;    /* NULL: pair i of the sum is 2i and 2i + 1 */
+};
+
+/* Sixteen pairs of a sum over tokens where their place decides how they are added: N tokens from T
+ * on, in one sequence. */
+struct step {
+    int64_t t, n;
 };
 
 struct tile {
@@ -60,62 +67,102 @@ static void tile_move(const struct job *j, const struct tile *t, bool store)
     }
 }
 
-/* Words [s0, s0 + n) of the sum of all rows of the tile, in blocks of mr rows. */
-static void pack_a(const struct job *j, const struct tile *t, int64_t s0, int64_t n)
+/* N pairs from S0 on of R columns of SRC, which lies token by token. The token that comes first is
+ * added first, and what completes a pair is nothing at all (0 times -0 leaves even a -0 as it is):
+ * where tokens are cut changes no bit. */
+static void pack_tokens(const struct job *j, const struct tw_factors *f, uint32_t *dst, bool left,
+        int R, const float *src, int64_t s0, int64_t n)
 {
-    const struct tw_gemm *g = j->g;
+    const struct tw_kern *k = j->d->k;
+    void (*pairs)(uint32_t *, int, const float *, int64_t, int, int64_t, int64_t, bool, uint32_t) =
+            left ? k->pairs_a : k->pairs;
+    int64_t ld = left ? f->lda : f->ldb;
+    int W = left ? R : 16;
+    uint32_t pad = left ? 0 : 0x8000;
 
-    for (int64_t r = t->r0; r < t->r1; r += j->mr) {
-        float *dst = t->a + (r - t->r0) * n;
-        int rows = (int)tw_min(j->mr, t->r1 - r);
+    if (!j->step)
+        pairs(dst, W, src + 2 * s0 * ld, ld, R, n, f->s - 2 * s0, true, pad);
+    for (int64_t i = 0; j->step && i < n; i += 16) {
+        struct step e = j->step[(s0 + i) / 16];
 
-        if (j->bf) {
-            j->d->k->pack16((uint32_t *)dst, g->a + r * g->lda + 2 * s0, g->lda, rows, n,
-                    g->s - 2 * s0);
-        } else if (!g->a_cols) {
-            j->d->k->pack(dst, g->a + r * g->lda + s0, g->lda, rows, n);
-        } else {
-            j->d->k->packc(dst, rows, g->a + s0 * g->lda + r, g->lda, rows, n);
-        }
+        pairs(dst + i * W, W, src + e.t * ld, ld, R, 16, e.n, true, pad);
     }
 }
 
-/* Panels [p, p + np) of B for words [s0, s0 + n): where they lie, packed if need be. */
-static const float *pack_b(const struct job *j, const struct tile *t, int64_t p, int64_t np,
-        int64_t s0, int64_t n, int64_t *bp)
+/* Words [s0, s0 + n) of the sum of rows [r0, r1), in blocks of mr rows. */
+static void pack_a(const struct job *j, const struct tile *t, const struct tw_factors *f,
+        int64_t r0, int64_t r1, int64_t s0, int64_t n)
 {
-    const struct tw_gemm *g = j->g;
-    const float *b = g->b;
+    const struct tw_kern *k = j->d->k;
 
-    if (g->bkind == TW_B_PANEL || g->bkind == TW_B_PANEL16) {
-        *bp = j->s * 16;
-        return b + (p * j->s + s0) * 16;
+    for (int64_t r = r0; r < r1; r += j->mr) {
+        float *dst = t->a + (r - r0) * n;
+        int rows = (int)tw_min(j->mr, r1 - r);
+
+        if (j->bf && f->a_cols)
+            pack_tokens(j, f, (uint32_t *)dst, true, rows, f->a + r, s0, n);
+        else if (j->bf)
+            k->pack16((uint32_t *)dst, f->a + r * f->lda + 2 * s0, f->lda, rows, n, f->s - 2 * s0);
+        else if (!f->a_cols)
+            k->pack(dst, f->a + r * f->lda + s0, f->lda, rows, n);
+        else
+            k->packc(dst, rows, f->a + s0 * f->lda + r, f->lda, rows, n);
+    }
+}
+
+/* Words of the sum of F. */
+static int64_t words_of(const struct job *j, const struct tw_factors *f)
+{
+    if (!j->bf)
+        return f->s;
+    return f->bkind == TW_B_PANEL16 ? tw_up(f->s, 32) / 2 : tw_up(f->s, 2 * j->d->k->unit16) / 2;
+}
+
+/* Panels [p, p + np) of B for words [s0, s0 + n): where they lie, packed if need be. */
+static const float *pack_b(const struct job *j, const struct tile *t, const struct tw_factors *f,
+        int64_t p, int64_t np, int64_t s0, int64_t n, int64_t *bp)
+{
+    const struct tw_kern *k = j->d->k;
+    const float *b = f->b;
+
+    if (f->bkind == TW_B_PANEL || f->bkind == TW_B_PANEL16) {
+        *bp = words_of(j, f) * 16;
+        return b + p * *bp + s0 * 16;
     }
     *bp = n * 16;
     for (int64_t q = 0; q < np; q++) {
         float *dst = t->b + q * n * 16;
-        int64_t c = (p + q) * 16, w = tw_min(16, g->n - c);
+        int64_t c = (p + q) * 16, w = tw_min(16, j->g->n - c);
 
-        if (g->bkind == TW_B_COLS)
-            j->d->k->panel(dst, b + c * g->ldb + s0, g->ldb, w, n);
+        if (f->bkind == TW_B_COLS && j->bf)
+            k->panel16((uint32_t *)dst, b + c * f->ldb + 2 * s0, f->ldb, w, n, f->s - 2 * s0);
+        else if (f->bkind == TW_B_COLS)
+            k->panel(dst, b + c * f->ldb + s0, f->ldb, w, n);
+        else if (j->bf && f->a_cols)
+            pack_tokens(j, f, (uint32_t *)dst, false, (int)w, b + c, s0, n);
+        else if (j->bf)
+            k->pairs((uint32_t *)dst, 16, b + 2 * s0 * f->ldb + c, f->ldb, (int)w, n,
+                    f->s - 2 * s0, false, 0);
         else
-            j->d->k->packc(dst, 16, b + s0 * g->ldb + c, g->ldb, (int)w, n);
+            k->packc(dst, 16, b + s0 * f->ldb + c, f->ldb, (int)w, n);
     }
     return t->b;
 }
 
-static void tile_block(const struct job *j, const struct tile *t, int64_t s0, int64_t n)
+/* Adds words [s0, s0 + n) of F's product to rows [r0, r1) of the tile. */
+static void tile_block(const struct job *j, const struct tile *t, const struct tw_factors *f,
+        int64_t r0, int64_t r1, int64_t s0, int64_t n)
 {
-    pack_a(j, t, s0, n);
+    pack_a(j, t, f, r0, r1, s0, n);
     for (int64_t p = t->p0; p < t->p1; p += j->pr) {
         int np = (int)tw_min(j->pr, t->p1 - p);
         int64_t bp;
-        const float *b = pack_b(j, t, p, np, s0, n, &bp);
+        const float *b = pack_b(j, t, f, p, np, s0, n, &bp);
 
-        for (int64_t r = t->r0; r < t->r1; r += j->mr) {
-            int rows = (int)tw_min(j->mr, t->r1 - r);
+        for (int64_t r = r0; r < r1; r += j->mr) {
+            int rows = (int)tw_min(j->mr, r1 - r);
             float *c = t->c + (r - t->r0) * t->ld + (p - t->p0) * 16;
-            float *a = t->a + (r - t->r0) * n;
+            float *a = t->a + (r - r0) * n;
 
             if (j->bf)
                 j->d->k->mm16(c, t->ld, (uint32_t *)a, (const uint32_t *)b, bp, n, rows, np);
@@ -123,6 +170,14 @@ static void tile_block(const struct job *j, const struct tile *t, int64_t s0, in
                 j->d->k->mm(c, t->ld, a, rows, b, bp, n, rows, np);
         }
     }
+}
+
+static void tile_more(const struct job *j, const struct tile *t, const struct tw_factors *f)
+{
+    int64_t r0 = tw_max(t->r0, f->r0), r1 = tw_min(t->r1, f->r1), words = words_of(j, f);
+
+    for (int64_t s = 0; r0 < r1 && s < words; s += TW_KC)
+        tile_block(j, t, f, r0, r1, s, tw_min(TW_KC, words - s));
 }
 
 static void tile_job(void *arg, int64_t i, int thread)
@@ -142,68 +197,95 @@ static void tile_job(void *arg, int64_t i, int thread)
     else
         memset(t.c, 0, (size_t)((t.r1 - t.r0) * t.ld) * 4);
     for (int64_t s = 0; s < j->s; s += j->kc)
-        tile_block(j, &t, s, tw_min(j->kc, j->s - s));
+        tile_block(j, &t, &g->f, t.r0, t.r1, s, tw_min(j->kc, j->s - s));
+    for (int64_t m = 0; m < g->nmore; m++)
+        tile_more(j, &t, &g->more[m]);
     tile_move(j, &t, true);
+}
+
+/* Lays out a sum over tokens in steps, none of which holds tokens of two sequences. */
+static bool plan_steps(struct job *j)
+{
+    const struct tw_gemm *g = j->g;
+    int64_t whole[2] = { 0, g->f.s }, n = g->ncut ? g->ncut : 1, at = 0;
+    const int64_t *cut = g->ncut ? g->cut : whole;
+    struct step *e = tw_cpu_scratch(j->d, TW_SLOT_STEP,
+            (size_t)(g->f.s / 32 + n + 1) * sizeof *e);
+
+    if (!e)
+        return false;
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t t = cut[i]; t < cut[i + 1]; t += 32)
+            e[at++] = (struct step){ t, tw_min(32, cut[i + 1] - t) };
+    j->step = e;
+    j->s = at * 16;
+    return true;
+}
+
+/* Cuts C into tiles and the sum into blocks. Returns the tiles. */
+static int64_t plan_tiles(struct job *j)
+{
+    const struct tw_gemm *g = j->g;
+    const struct tw_kern *k = j->d->k;
+    bool raw = g->f.bkind == TW_B_ROWS || g->f.bkind == TW_B_COLS;
+    int64_t np = (g->n + 15) / 16, most = raw ? TW_MC_RAW : TW_MC, rows = (g->m + most - 1) / most;
+    int64_t cols, blocks, nc, unit, threads = j->d->threads;
+
+    j->mr = j->bf ? k->mr16 : k->mr;
+    j->pr = j->bf ? k->pr16 : k->pr;
+    j->mc = tw_up((g->m + rows - 1) / rows, j->mr);
+    j->mc = tw_min(j->mc, most / j->mr * j->mr);
+    rows = (g->m + j->mc - 1) / j->mc;
+    /* Few rows: the whole sum at once, so that a panel is read as one stream. */
+    j->kc = raw ? TW_KC : TW_MC * TW_KC / j->mc / 16 * 16;
+    if (j->bf && g->m > 32)
+        j->kc = tw_min(j->kc, k->kc16);
+    blocks = tw_max(1, (j->s + j->kc - 1) / j->kc);
+    j->kc = tw_max(16, tw_up((j->s + blocks - 1) / blocks, 16));
+    unit = j->pr > 1 ? j->pr : 3; /* panels that are taken together */
+    nc = tw_min(64, TW_TILE / j->mc) / unit * unit;
+    cols = (np + nc - 1) / nc;
+    if (threads > 1 && rows * cols < 4 * threads)
+        cols = tw_min((4 * threads + rows - 1) / rows, (np + unit - 1) / unit);
+    cols = tw_max(cols, 1);
+    j->nc = tw_min(tw_up((np + cols - 1) / cols, unit), nc);
+    j->nj = (np + j->nc - 1) / j->nc;
+    return rows * j->nj;
 }
 
 void tw_cpu_gemm(struct tw_cpu *d, const struct tw_gemm *g)
 {
-    struct job j = { .d = d, .g = g, .bf = g->bkind == TW_B_PANEL16 };
-    bool raw = g->bkind == TW_B_ROWS || g->bkind == TW_B_COLS;
-    int64_t np = (g->n + 15) / 16, most = raw ? TW_MC_RAW : TW_MC, rows = (g->m + most - 1) / most;
-    int64_t cols, blocks, nc, unit;
+    struct job j = { .d = d, .g = g, .bf = g->low || g->f.bkind == TW_B_PANEL16 };
 
     if (g->m <= 0 || g->n <= 0)
         return;
-    j.mr = j.bf ? d->k->mr16 : d->k->mr;
-    j.pr = j.bf ? d->k->pr16 : d->k->pr;
-    j.s = j.bf ? tw_up(g->s, 32) / 2 : g->s;
-    j.mc = tw_up((g->m + rows - 1) / rows, j.mr);
-    j.mc = tw_min(j.mc, most / j.mr * j.mr);
-    rows = (g->m + j.mc - 1) / j.mc;
-    /* Few rows: the whole sum at once, so that a panel is read as one stream. */
-    j.kc = raw ? TW_KC : TW_MC * TW_KC / j.mc / 16 * 16;
-    if (j.bf && g->m > 32)
-        j.kc = tw_min(j.kc, d->k->kc16);
-    blocks = tw_max(1, (j.s + j.kc - 1) / j.kc);
-    j.kc = tw_max(16, tw_up((j.s + blocks - 1) / blocks, 16));
-    unit = j.pr > 1 ? j.pr : 3; /* panels that are taken together */
-    nc = tw_min(64, TW_TILE / j.mc) / unit * unit;
-    cols = (np + nc - 1) / nc;
-    if (d->threads > 1 && rows * cols < 4 * d->threads)
-        cols = tw_min((4 * d->threads + rows - 1) / rows, (np + unit - 1) / unit);
-    cols = tw_max(cols, 1);
-    j.nc = tw_min(tw_up((np + cols - 1) / cols, unit), nc);
-    j.nj = (np + j.nc - 1) / j.nc;
-    tw_cpu_run(d, rows * j.nj, tile_job, &j);
+    j.s = words_of(&j, &g->f);
+    if (j.bf && g->f.a_cols && d->k->unit16 > 1 && !plan_steps(&j))
+        return;
+    tw_cpu_run(d, plan_tiles(&j), tile_job, &j);
+}
+
+void tw_cpu_begin(struct tw_dev *dev, enum tw_dtype products, const int64_t *t0, int64_t nseq)
+{
+    struct tw_cpu *d = (struct tw_cpu *)dev;
+    int64_t *cut = tw_cpu_scratch(d, TW_SLOT_CUT, (size_t)(nseq + 1) * sizeof *cut);
+
+    d->low = products == TW_BF16;
+    d->ncut = cut ? nseq : 0;
+    if (cut && nseq)
+        memcpy(cut, t0, (size_t)(nseq + 1) * sizeof *cut);
 }
 
 void tw_cpu_linear(struct tw_dev *dev, struct tw_tensor *y, const struct tw_tensor *x,
         const struct tw_mat *w, const float *bias, const struct tw_tensor *res)
 {
-    struct tw_gemm g = { .m = x->rows, .n = w->rows, .s = w->cols, .a = x->data, .lda = x->ld,
-        .bkind = w->dtype == TW_F32 ? TW_B_PANEL : TW_B_PANEL16, .b = w->data, .c = y->data,
-        .ldc = y->ld, .scale = 1, .bias = bias, .res = res ? res->data : NULL,
-        .ldres = res ? res->ld : 0 };
-
-    tw_cpu_gemm((struct tw_cpu *)dev, &g);
+    tw_cpu_lora_linear(dev, y, NULL, x, w, bias, res, NULL);
 }
 
 void tw_cpu_linear_dx(struct tw_dev *dev, struct tw_tensor *dx, bool add,
         const struct tw_tensor *dy, const struct tw_mat *w)
 {
-    struct tw_cpu *d = (struct tw_cpu *)dev;
-    struct tw_gemm g = { .m = dy->rows, .n = w->cols, .s = w->rows, .a = dy->data, .lda = dy->ld,
-        .bkind = w->dtype == TW_F32 ? TW_B_PANEL : TW_B_PANEL16, .c = dx->data, .ldc = dx->ld,
-        .scale = 1, .res = add ? dx->data : NULL, .ldres = dx->ld };
-    int64_t words = tw_up(w->cols, 16) / 16 * tw_panel_words(w->dtype, w->rows);
-    void *wt = tw_cpu_scratch(d, TW_SLOT_WT, (size_t)words * 4);
-
-    if (!wt)
-        return;
-    tw_cpu_transpose(d, wt, w, 0, w->rows);
-    g.b = wt;
-    tw_cpu_gemm(d, &g);
+    tw_cpu_lora_linear_bwd(dev, dx, add, NULL, dy, NULL, NULL, w, NULL);
 }
 
 struct bias_job {
@@ -225,8 +307,9 @@ void tw_cpu_linear_dw(struct tw_dev *dev, struct tw_mat *dw, float *dbias,
         const struct tw_tensor *dy, const struct tw_tensor *x)
 {
     struct tw_cpu *d = (struct tw_cpu *)dev;
-    struct tw_gemm g = { .m = dw->cols, .n = dw->rows, .s = x->rows, .a = x->data, .lda = x->ld,
-        .a_cols = true, .bkind = TW_B_ROWS, .b = dy->data, .ldb = dy->ld, .c = dw->data,
+    struct tw_gemm g = { .m = dw->cols, .n = dw->rows, .f = { .s = x->rows, .a = x->data,
+            .lda = x->ld, .a_cols = true, .bkind = TW_B_ROWS, .b = dy->data, .ldb = dy->ld },
+        .low = d->low, .cut = d->slot[TW_SLOT_CUT].p, .ncut = d->ncut, .c = dw->data,
         .c_panel = true, .cont = true, .scale = 1 };
     struct bias_job b = { d, dy, dbias };
 

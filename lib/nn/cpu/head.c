@@ -5,12 +5,12 @@
 #include <math.h>
 #include "nn/cpu/cpu_priv.h"
 
-#define HEAD_BYTES (48 << 20)   /* of logits at a time */
+#define HEAD_BYTES (96 << 20)   /* of logits at a time */
 #define HEAD_TILE 1024          /* rows of W transposed at a time for dh */
 
 static int64_t chunk_rows(int64_t n, int64_t V)
 {
-    return tw_min(n, tw_max(16, tw_min(512, HEAD_BYTES / 4 / V / 16 * 16)));
+    return tw_min(n, tw_max(32, tw_min(512, HEAD_BYTES / 4 / V / 16 * 16)));
 }
 
 /* The natural logarithm of a positive finite double: m in [sqrt 1/2, sqrt 2), log m as the series
@@ -51,7 +51,7 @@ struct head_job {
     const struct tw_head *h;
     int64_t i0, n, V, D;        /* rows [i0, i0 + n) of those asked for */
     float *z, *x, *dx;          /* logits [n, V], hidden states and their gradients [n, D] */
-    float *part;                /* one tile's part of dx [n, D] */
+    int64_t *cut, ncut;         /* the chunk's sequences: [ncut + 1] rows where they begin */
 };
 
 static void gather(void *arg, int64_t i, int thread)
@@ -107,18 +107,16 @@ static void head_dx(struct head_job *j)
     for (int64_t v = 0; v < j->V; v += HEAD_TILE) {
         int64_t n = tw_min(HEAD_TILE, j->V - v);
         int64_t words = tw_up(j->D, 16) / 16 * tw_panel_words(w->dtype, n);
-        struct tw_gemm g = { .m = j->n, .n = j->D, .s = n, .a = j->z + v, .lda = j->V,
-            .bkind = w->dtype == TW_F32 ? TW_B_PANEL : TW_B_PANEL16, .c = v ? j->part : j->dx,
-            .ldc = j->D, .scale = 1 };
+        struct tw_gemm g = { .m = j->n, .n = j->D, .f = { .s = n, .a = j->z + v, .lda = j->V,
+                .bkind = w->dtype == TW_F32 ? TW_B_PANEL : TW_B_PANEL16 }, .c = j->dx,
+            .ldc = j->D, .scale = 1, .res = v ? j->dx : NULL, .ldres = j->D };
         void *wt = tw_cpu_scratch(j->d, TW_SLOT_WT, (size_t)words * 4);
 
         if (!wt)
             return;
         tw_cpu_transpose(j->d, wt, w, v, n);
-        g.b = wt;
+        g.f.b = wt;
         tw_cpu_gemm(j->d, &g);
-        for (int64_t r = 0; v && r < j->n; r++)
-            j->d->k->add(j->dx + r * j->D, j->part + r * j->D, j->D);
     }
 }
 
@@ -137,9 +135,9 @@ static void head_bwd(struct head_job *j)
             memcpy(dh, dx, (size_t)j->D * 4);
     }
     if (h->dw) {
-        struct tw_gemm g = { .m = j->D, .n = j->V, .s = j->n, .a = j->x, .lda = j->D,
-            .a_cols = true,
-            .bkind = TW_B_ROWS, .b = j->z, .ldb = j->V, .c = h->dw->data, .c_panel = true,
+        struct tw_gemm g = { .m = j->D, .n = j->V, .f = { .s = j->n, .a = j->x, .lda = j->D,
+                .a_cols = true, .bkind = TW_B_ROWS, .b = j->z, .ldb = j->V },
+            .low = j->d->low, .cut = j->cut, .ncut = j->ncut, .c = h->dw->data, .c_panel = true,
             .cont = true, .scale = 1 };
 
         tw_cpu_gemm(j->d, &g);
@@ -148,11 +146,38 @@ static void head_bwd(struct head_job *j)
 
 static void product(struct tw_cpu *d, float *z, const float *x, int64_t n, const struct tw_mat *w)
 {
-    struct tw_gemm g = { .m = n, .n = w->rows, .s = w->cols, .a = x, .lda = w->cols,
-        .bkind = w->dtype == TW_F32 ? TW_B_PANEL : TW_B_PANEL16, .b = w->data, .c = z,
+    struct tw_gemm g = { .m = n, .n = w->rows, .f = { .s = w->cols, .a = x, .lda = w->cols,
+            .bkind = w->dtype == TW_F32 ? TW_B_PANEL : TW_B_PANEL16, .b = w->data }, .c = z,
         .ldc = w->rows, .scale = 1 };
 
     tw_cpu_gemm(d, &g);
+}
+
+/* The next chunk: up to MOST rows. Where it ends depends on the batch, so a sequence that goes on is
+ * left after whole steps (32 rows) of its sum. */
+static void next_chunk(struct head_job *j, int64_t most)
+{
+    const int64_t *t0 = j->d->slot[TW_SLOT_CUT].p;
+    const int32_t *row = j->h->row + j->i0;
+    int64_t s = 0, last = 0, left = j->h->n - j->i0;
+
+    j->n = tw_min(most, left);
+    j->ncut = 0;
+    if (!j->d->ncut)
+        return;
+    j->cut[0] = 0;
+    for (int64_t i = 0; i < j->n; i++) {
+        int64_t was = s;
+
+        while (s + 1 < j->d->ncut && row[i] >= t0[s + 1])
+            s++;
+        if (i && s != was)
+            j->cut[++j->ncut] = last = i;
+    }
+    if (j->n < left && (s + 1 == j->d->ncut || row[j->n] < t0[s + 1]))
+        j->n -= (j->n - last) % 32;
+    if (j->n > last)
+        j->cut[++j->ncut] = j->n;
 }
 
 void tw_cpu_head(struct tw_dev *dev, const struct tw_head *h)
@@ -162,16 +187,16 @@ void tw_cpu_head(struct tw_dev *dev, const struct tw_head *h)
     struct head_job j = { .d = d, .h = h, .V = V, .D = D };
 
     j.z = tw_cpu_scratch(d, TW_SLOT_Y, (size_t)rows * (size_t)V * 4);
-    j.x = tw_cpu_scratch(d, TW_SLOT_X, 3 * (size_t)rows * (size_t)D * 4);
-    if (!j.z || !j.x)
+    j.x = tw_cpu_scratch(d, TW_SLOT_X, 2 * (size_t)rows * (size_t)D * 4);
+    j.cut = tw_cpu_scratch(d, TW_SLOT_LIST, (size_t)(d->ncut + 2) * sizeof *j.cut);
+    if (!j.z || !j.x || !j.cut)
         return;
     j.dx = j.x + rows * D;
-    j.part = j.dx + rows * D;
     if (h->coef)
         for (int64_t t = 0; t < h->dh->rows; t++)
             memset(tw_row(h->dh, t), 0, (size_t)D * 4);
-    for (j.i0 = 0; j.i0 < h->n; j.i0 += rows) {
-        j.n = tw_min(rows, h->n - j.i0);
+    for (j.i0 = 0; j.i0 < h->n; j.i0 += j.n) {
+        next_chunk(&j, rows);
         tw_cpu_run(d, j.n, gather, &j);
         product(d, j.z, j.x, j.n, h->w);
         tw_cpu_run(d, j.n, head_row, &j);
@@ -183,7 +208,7 @@ void tw_cpu_head(struct tw_dev *dev, const struct tw_head *h)
 size_t tw_cpu_head_scratch(const struct tw_dev *d, int64_t n, int64_t V, int64_t D, bool bwd)
 {
     int64_t rows = chunk_rows(tw_max(n, 1), V);
-    int64_t words = rows * V + 3 * rows * D + (bwd ? tw_up(D, 16) * HEAD_TILE : 0);
+    int64_t words = rows * V + 2 * rows * D + (bwd ? tw_up(D, 16) * HEAD_TILE : 0);
 
     return (size_t)words * 4;
 }

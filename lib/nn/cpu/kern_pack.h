@@ -118,6 +118,53 @@ static void pack16(uint32_t *dst, const float *src, int64_t lds, int R, int64_t 
         }
 }
 
+/* Rows 2i and 2i + 1 of a column side by side: the pair of a sum that runs down the rows. FIRST_HIGH
+ * puts row 2i into the half that vdpbf16ps adds first. Half a pair is completed by PAD. */
+static void pairs(uint32_t *dst, int W, const float *src, int64_t lds, int R, int64_t s, int64_t k,
+        bool first_high, uint32_t pad)
+{
+    int64_t i = 0;
+
+#if defined(TW_VEC_DPBF16)
+    if (R == W && (W == 16 || W == 8)) {
+        uint16_t at[32];
+
+        for (int r = 0; r < W; r++) {
+            at[2 * r] = (uint16_t)(r + (first_high ? W : 0));
+            at[2 * r + 1] = (uint16_t)(r + (first_high ? 0 : W));
+        }
+        if (W == 16) {
+            __m512i order = _mm512_loadu_si512(at);
+
+            for (; i < s && 2 * i + 2 <= k; i++) {
+                const float *x = src + 2 * i * lds;
+                __m512bh two = _mm512_cvtne2ps_pbh(v_load(x + lds), v_load(x));
+
+                v_store(dst + i * 16, (__m512)_mm512_permutexvar_epi16(order, (__m512i)two));
+            }
+        } else {
+            __m256i order = _mm256_loadu_si256((const __m256i *)at);
+
+            for (; i < s && 2 * i + 2 <= k; i++) {
+                const float *x = src + 2 * i * lds;
+                __m256bh two = _mm256_cvtne2ps_pbh(_mm256_loadu_ps(x + lds), _mm256_loadu_ps(x));
+
+                _mm256_storeu_si256((__m256i *)(dst + i * 8),
+                        _mm256_permutexvar_epi16(order, (__m256i)two));
+            }
+        }
+    }
+#endif
+    for (; i < s; i++)
+        for (int r = 0; r < W; r++) {
+            const float *x = src + 2 * i * lds + r;
+            uint32_t a = 2 * i < k ? r < R ? tw_f32_to_bf16(x[0]) : 0 : pad;
+            uint32_t b = 2 * i + 1 < k ? r < R ? tw_f32_to_bf16(x[lds]) : 0 : pad;
+
+            dst[i * W + r] = first_high ? b | a << 16 : a | b << 16;
+        }
+}
+
 static void low(uint16_t *dst, const float *src, int64_t n)
 {
     int64_t i = 0;
@@ -160,6 +207,27 @@ static void panel(float *dst, const float *src, int64_t lds, int64_t n, int64_t 
     for (; j < s; j++)
         for (int64_t i = 0; i < 16; i++)
             dst[j * 16 + i] = i < n ? src[i * lds + j] : 0;
+}
+
+/* Sixteen rows at a time are rounded, then words (pairs) are transposed. */
+static void panel16(uint32_t *dst, const float *src, int64_t lds, int64_t n, int64_t s, int64_t k)
+{
+    enum { WORDS = 32 };
+    float words[16 * WORDS];
+
+    for (int64_t i = 0; i < s; i += WORDS) {
+        int64_t w = tw_min(WORDS, s - i), c = tw_min(2 * w, k - 2 * i);
+
+        for (int64_t r = 0; r < n; r++) {
+            uint16_t *to = (uint16_t *)(words + r * WORDS);
+
+            if (c > 0)
+                low(to, src + r * lds + 2 * i, c);
+            for (int64_t x = tw_max(c, 0); x < 2 * w; x++)
+                to[x] = 0;
+        }
+        panel((float *)dst + i * 16, words, WORDS, n, w);
+    }
 }
 
 static void turn16(uint32_t *dst, const uint32_t *src)

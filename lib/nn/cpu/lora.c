@@ -56,114 +56,177 @@ static const float *drop_x(struct tw_cpu *d, const struct tw_tensor *x, const st
     return j.y;
 }
 
-void tw_cpu_lora(struct tw_dev *dev, struct tw_tensor *y, struct tw_tensor *h,
-        const struct tw_tensor *x, const struct tw_lora_ctx *c)
+static enum tw_bkind kind_of(const struct tw_mat *w)
 {
-    struct tw_cpu *d = (struct tw_cpu *)dev;
+    return w->dtype == TW_F32 ? TW_B_PANEL : TW_B_PANEL16;
+}
 
+/* h = scale drop(x) A^T of every run. False: no memory. */
+static bool hidden(struct tw_cpu *d, struct tw_tensor *h, const struct tw_tensor *x,
+        const struct tw_lora_ctx *c)
+{
     for (int64_t i = 0; i < c->nrun; i++) {
         const struct tw_lora_run *r = &c->run[i];
         int64_t ld;
         const float *dx = drop_x(d, x, c, r, &ld);
-        struct tw_gemm a = { .m = r->t1 - r->t0, .n = r->r, .s = x->cols, .a = dx, .lda = ld,
-            .bkind = TW_B_COLS, .b = r->a, .ldb = x->cols, .c = tw_row(h, r->t0), .ldc = h->ld,
-            .scale = 1 };
-        struct tw_gemm b = { .m = r->t1 - r->t0, .n = y->cols, .s = r->r, .a = tw_row(h, r->t0),
-            .lda = h->ld, .bkind = TW_B_COLS, .b = r->b, .ldb = r->r, .c = tw_row(y, r->t0),
-            .ldc = y->ld, .scale = r->scale, .res = tw_row(y, r->t0), .ldres = y->ld };
+        struct tw_gemm g = { .m = r->t1 - r->t0, .n = r->r, .f = { .s = x->cols, .a = dx,
+                .lda = ld, .bkind = TW_B_COLS, .b = r->a, .ldb = x->cols }, .low = d->low,
+            .c = tw_row(h, r->t0), .ldc = h->ld, .scale = r->scale };
 
         if (!dx)
-            return;
-        tw_cpu_gemm(d, &a);
-        tw_cpu_gemm(d, &b);
+            return false;
+        tw_cpu_gemm(d, &g);
     }
+    return true;
 }
 
-struct scale_job {
-    struct tw_cpu *d;
-    const struct tw_tensor *h;
-    const struct tw_lora_run *r;
-    float *hs;
-};
-
-static void scale_row(void *arg, int64_t i, int thread)
+void tw_cpu_lora_linear(struct tw_dev *dev, struct tw_tensor *y, struct tw_tensor *h,
+        const struct tw_tensor *x, const struct tw_mat *w, const float *bias,
+        const struct tw_tensor *res, const struct tw_lora_ctx *c)
 {
-    struct scale_job *j = arg;
+    struct tw_cpu *d = (struct tw_cpu *)dev;
+    struct tw_gemm g = { .m = y->rows, .n = y->cols, .low = d->low, .c = y->data, .ldc = y->ld,
+        .scale = 1, .bias = bias, .res = res ? res->data : NULL, .ldres = res ? res->ld : 0 };
+    int64_t n = c ? c->nrun : 0;
+    struct tw_factors *f = tw_cpu_scratch(d, TW_SLOT_MORE, (size_t)(n + 1) * sizeof *f);
 
-    j->d->k->epi(j->hs + i * j->r->r, tw_row(j->h, j->r->t0 + i), j->r->r, j->r->scale, NULL, NULL);
-}
-
-/* db[out, r] += dy^T (scale h), a chain over the run's tokens. */
-static void lora_db(struct tw_cpu *d, const struct tw_tensor *dy, const struct tw_tensor *h,
-        const struct tw_lora_run *r)
-{
-    int64_t n = r->t1 - r->t0;
-    struct scale_job j = { d, h, r, tw_cpu_scratch(d, TW_SLOT_LORA, (size_t)n * (size_t)r->r * 4) };
-    struct tw_gemm g = { .m = dy->cols, .n = r->r, .s = n, .a = tw_row(dy, r->t0), .lda = dy->ld,
-        .a_cols = true, .bkind = TW_B_ROWS, .b = j.hs, .ldb = r->r, .c = r->db, .ldc = r->r,
-        .cont = true, .scale = 1 };
-
-    if (!j.hs)
+    if (!f || (n && !hidden(d, h, x, c)))
         return;
-    tw_cpu_run(d, n, scale_row, &j);
+    if (w) {
+        g.f = (struct tw_factors){ .s = w->cols, .a = x->data, .lda = x->ld,
+            .bkind = kind_of(w), .b = w->data };
+        g.low = w->dtype == TW_BF16;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        const struct tw_lora_run *r = &c->run[i];
+
+        f[i] = (struct tw_factors){ .s = r->r, .a = (float *)h->data, .lda = h->ld,
+            .bkind = TW_B_COLS, .b = r->b, .ldb = r->r, .r0 = r->t0, .r1 = r->t1 };
+    }
+    g.more = f;
+    g.nmore = n;
     tw_cpu_gemm(d, &g);
 }
 
-/* dx += drop(dh A) */
+void tw_cpu_lora(struct tw_dev *dev, struct tw_tensor *y, struct tw_tensor *h,
+        const struct tw_tensor *x, const struct tw_lora_ctx *c)
+{
+    tw_cpu_lora_linear(dev, y, h, x, NULL, NULL, y, c);
+}
+
+/* A gradient that adds in a chain over the run's tokens: c[m, n] += a^T b. */
+static void chain(struct tw_cpu *d, const struct tw_lora_run *r, float *c, const float *a,
+        int64_t lda, int64_t m, const float *b, int64_t ldb, int64_t n)
+{
+    struct tw_gemm g = { .m = m, .n = n, .f = { .s = r->t1 - r->t0, .a = a, .lda = lda,
+            .a_cols = true, .bkind = TW_B_ROWS, .b = b, .ldb = ldb }, .low = d->low, .c = c,
+        .ldc = n, .cont = true, .scale = 1 };
+    const int64_t *t0 = d->slot[TW_SLOT_CUT].p;
+    int64_t *cut = tw_cpu_scratch(d, TW_SLOT_LIST, (size_t)(d->ncut + 1) * sizeof *cut);
+
+    if (!cut)
+        return;
+    for (int64_t s = 0; s < d->ncut; s++)   /* a run is whole sequences */
+        if (t0[s] >= r->t0 && t0[s] < r->t1) {
+            cut[g.ncut++] = t0[s] - r->t0;
+            cut[g.ncut] = r->t1 - r->t0;
+        }
+    g.cut = cut;
+    tw_cpu_gemm(d, &g);
+}
+
+/* dx += drop(dh A) of a run with dropout */
 static void lora_dx(struct tw_cpu *d, struct tw_tensor *dx, const struct tw_tensor *dh,
         const struct tw_lora_ctx *c, const struct tw_lora_run *r)
 {
-    bool drop = dropped(c, r);
     int64_t n = r->t1 - r->t0, in = dx->cols;
     float *out = tw_row(dx, r->t0);
-    struct tw_gemm g = { .m = n, .n = in, .s = r->r, .a = tw_row(dh, r->t0), .lda = dh->ld,
-        .bkind = TW_B_ROWS, .b = r->a, .ldb = in, .c = out, .ldc = dx->ld, .scale = 1, .res = out,
-        .ldres = dx->ld };
+    struct tw_gemm g = { .m = n, .n = in, .f = { .s = r->r, .a = tw_row(dh, r->t0),
+            .lda = dh->ld, .bkind = TW_B_ROWS, .b = r->a, .ldb = in }, .low = d->low,
+        .ldc = in, .scale = 1 };
     struct drop_job j = { .c = c, .run = r, .ldx = in, .in = in, .y = out, .ldy = dx->ld,
         .add = true };
 
-    if (drop) {
-        g.c = tw_cpu_scratch(d, TW_SLOT_X, (size_t)n * (size_t)in * 4);
-        g.ldc = in;
-        g.res = NULL;
-        if (!g.c)
-            return;
-    }
+    g.c = tw_cpu_scratch(d, TW_SLOT_X, (size_t)n * (size_t)in * 4);
+    if (!g.c)
+        return;
     tw_cpu_gemm(d, &g);
     j.x = g.c;
-    if (drop)
-        tw_cpu_run(d, n, drop_row, &j);
+    tw_cpu_run(d, n, drop_row, &j);
+}
+
+/* dh = dy B scaled, and the gradients of A and B. False: no memory. */
+static bool run_back(struct tw_cpu *d, struct tw_tensor *dh, const struct tw_tensor *dy,
+        const struct tw_tensor *x, const struct tw_tensor *h, const struct tw_lora_ctx *c,
+        const struct tw_lora_run *r)
+{
+    int64_t ld;
+    struct tw_gemm g = { .m = r->t1 - r->t0, .n = r->r, .f = { .s = dy->cols,
+            .a = tw_row(dy, r->t0), .lda = dy->ld, .bkind = TW_B_ROWS, .b = r->b, .ldb = r->r },
+        .low = d->low, .c = tw_row(dh, r->t0), .ldc = dh->ld, .scale = r->scale };
+
+    if (r->db)
+        chain(d, r, r->db, tw_row(dy, r->t0), dy->ld, dy->cols, tw_row(h, r->t0), h->ld, r->r);
+    tw_cpu_gemm(d, &g);
+    if (r->da) {
+        const float *xd = drop_x(d, x, c, r, &ld);
+
+        if (!xd)
+            return false;
+        chain(d, r, r->da, tw_row(dh, r->t0), dh->ld, r->r, xd, ld, x->cols);
+    }
+    return true;
+}
+
+void tw_cpu_lora_linear_bwd(struct tw_dev *dev, struct tw_tensor *dx, bool add,
+        struct tw_tensor *scratch, const struct tw_tensor *dy, const struct tw_tensor *x,
+        const struct tw_tensor *h, const struct tw_mat *w, const struct tw_lora_ctx *c)
+{
+    struct tw_cpu *d = (struct tw_cpu *)dev;
+    struct tw_gemm g = { .m = dy->rows, .low = d->low, .scale = 1 };
+    int64_t n = c ? c->nrun : 0;
+    struct tw_factors *f = tw_cpu_scratch(d, TW_SLOT_MORE, (size_t)(n + 1) * sizeof *f);
+
+    if (!f)
+        return;
+    for (int64_t i = 0; i < n; i++) {
+        const struct tw_lora_run *r = &c->run[i];
+
+        if (r->t1 > r->t0 && !run_back(d, scratch, dy, x, h, c, r))
+            return;
+        if (dx && r->t1 > r->t0 && !dropped(c, r))
+            f[g.nmore++] = (struct tw_factors){ .s = r->r, .a = (float *)scratch->data,
+                .lda = scratch->ld, .bkind = TW_B_ROWS, .b = r->a, .ldb = dx->cols, .r0 = r->t0,
+                .r1 = r->t1 };
+    }
+    if (!dx)
+        return;
+    g.more = f;
+    g.n = dx->cols;
+    g.c = dx->data;
+    g.ldc = g.ldres = dx->ld;
+    g.res = add ? dx->data : NULL;
+    if (w) {
+        int64_t words = tw_up(w->cols, 16) / 16 * tw_panel_words(w->dtype, w->rows);
+        void *wt = tw_cpu_scratch(d, TW_SLOT_WT, (size_t)words * 4);
+
+        if (!wt)
+            return;
+        tw_cpu_transpose(d, wt, w, 0, w->rows);
+        g.f = (struct tw_factors){ .s = w->rows, .a = dy->data, .lda = dy->ld,
+            .bkind = kind_of(w), .b = wt };
+        g.low = w->dtype == TW_BF16;
+    }
+    if (w || g.nmore)
+        tw_cpu_gemm(d, &g);
+    for (int64_t i = 0; i < n; i++)
+        if (dropped(c, &c->run[i]) && c->run[i].t1 > c->run[i].t0)
+            lora_dx(d, dx, scratch, c, &c->run[i]);
 }
 
 void tw_cpu_lora_bwd(struct tw_dev *dev, struct tw_tensor *dx, struct tw_tensor *scratch,
         const struct tw_tensor *dy, const struct tw_tensor *x, const struct tw_tensor *h,
         const struct tw_lora_ctx *c)
 {
-    struct tw_cpu *d = (struct tw_cpu *)dev;
-
-    for (int64_t i = 0; i < c->nrun; i++) {
-        const struct tw_lora_run *r = &c->run[i];
-        int64_t n = r->t1 - r->t0, ld;
-        struct tw_gemm dh = { .m = n, .n = r->r, .s = dy->cols, .a = tw_row(dy, r->t0),
-            .lda = dy->ld, .bkind = TW_B_ROWS, .b = r->b, .ldb = r->r, .c = tw_row(scratch, r->t0),
-            .ldc = scratch->ld, .scale = r->scale };
-
-        if (n <= 0)
-            continue;
-        if (r->db)
-            lora_db(d, dy, h, r);
-        tw_cpu_gemm(d, &dh);
-        if (r->da) {
-            const float *xd = drop_x(d, x, c, r, &ld);
-            struct tw_gemm da = { .m = r->r, .n = x->cols, .s = n, .a = tw_row(scratch, r->t0),
-                .lda = scratch->ld, .a_cols = true, .bkind = TW_B_ROWS, .b = xd, .ldb = ld,
-                .c = r->da, .ldc = x->cols, .cont = true, .scale = 1 };
-
-            if (!xd)
-                return;
-            tw_cpu_gemm(d, &da);
-        }
-        if (dx)
-            lora_dx(d, dx, scratch, c, r);
-    }
+    tw_cpu_lora_linear_bwd(dev, dx, true, scratch, dy, x, h, NULL, c);
 }
