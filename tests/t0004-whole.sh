@@ -49,4 +49,28 @@ test_case 'a folder that may not be written' '
 	test_exit 1 io closed/file 2>err
 	test_text err "closed/file: cannot create: Permission denied"
 '
+test_case 'a pipe, a device and what is open already are written, never replaced' '
+	mkfifo pipe
+	cat pipe >got &
+	io pipe
+	wait
+	[ -p pipe ]
+	test_equal "$(wc -c <got | tr -d " ")" 300000
+	io file
+	cmp file got
+	io /dev/stdout | cmp file -
+	io /dev/stdout >redirected
+	cmp file redirected
+	io /proc/self/fd/3 3>third
+	cmp file third
+	[ -L /dev/stdout ]
+	test_equal "$(ls -A | tr "\n" " ")" "file got pipe redirected third "
+	mknod sink c 1 3 2>/dev/null && mknod full c 1 7 || test_skip "cannot make devices"
+	{ : >sink; } 2>/dev/null || test_skip "devices do not work here"
+	io sink
+	[ -c sink ]
+	test_exit 1 io full 2>err
+	test_text err "full: cannot write: No space left on device"
+	[ -c full ]
+'
 test_done

@@ -14,9 +14,22 @@ static void out_free(struct tw_out *o)
     memset(o, 0, sizeof(*o));
 }
 
+/* A device, a pipe or one of our own open files (/dev/stdout): written to, never replaced. */
+static bool stays(const char *path)
+{
+    char to[8] = "";
+    struct stat st;
+
+    if (!strncmp(path, "/proc/", 6) || !strncmp(path, "/dev/fd/", 8) ||
+            (readlink(path, to, sizeof(to) - 1) > 0 && !strncmp(to, "/proc/", 6)))
+        return true;
+    return !stat(path, &st) && !S_ISREG(st.st_mode);
+}
+
 int tw_out_open(struct tw_out *o, const char *path, struct tw_err *err)
 {
     const char *name = strrchr(path, '/');
+    bool direct = stays(path);
     int fd;
 
     memset(o, 0, sizeof(*o));
@@ -30,11 +43,13 @@ int tw_out_open(struct tw_out *o, const char *path, struct tw_err *err)
         return tw_fail(err, path, 0, "cannot write: this is a folder");
     name = name ? name + 1 : path;
     o->path = tw_xstrdup(path);
-    o->tmp = tw_xasprintf("%.*s.%s.tmp-%ld", (int)(name - path), path, name, (long)getpid());
-    fd = open(o->tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (!direct)
+        o->tmp = tw_xasprintf("%.*s.%s.tmp-%ld", (int)(name - path), path, name, (long)getpid());
+    fd = direct ? open(path, O_WRONLY | O_APPEND | O_CLOEXEC) :
+            open(o->tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     o->fp = fd < 0 ? NULL : fdopen(fd, "wb");
     if (!o->fp) {
-        tw_fail(err, path, 0, "cannot create: %s", strerror(errno));
+        tw_fail(err, path, 0, "cannot %s: %s", direct ? "open" : "create", strerror(errno));
         if (fd >= 0)
             close(fd);
         out_free(o);
@@ -71,15 +86,19 @@ int tw_out_commit(struct tw_out *o, struct tw_err *err)
         out_free(o);
         return 0;
     }
-    if (fflush(o->fp) || ferror(o->fp) || fsync(fileno(o->fp))) {
+    if (fflush(o->fp) || ferror(o->fp) || (o->tmp && fsync(fileno(o->fp)))) {
         tw_fail(err, o->path, 0, "cannot write: %s", strerror(errno));
         goto fail;
     }
     bad = fclose(o->fp);
     o->fp = NULL;
-    if (bad || rename(o->tmp, o->path)) {
+    if (bad || (o->tmp && rename(o->tmp, o->path))) {
         tw_fail(err, o->path, 0, "cannot write: %s", strerror(errno));
         goto fail;
+    }
+    if (!o->tmp) {
+        out_free(o);
+        return 0;
     }
     free(o->tmp);
     o->tmp = NULL;                      /* it has its final name: nothing to remove any more */

@@ -8,10 +8,11 @@
 
 /* A file that appears by rename: written beside its final name as ".NAME.tmp-PID", fsynced,
  * renamed, the folder fsynced. tw_out_abort() (also after a failure) removes the temporary. PATH "-"
- * is stdout: no rename, but the same error checks. */
+ * is stdout, and what is no regular file (a device, a pipe, /dev/stdout) is written as it is: no
+ * rename, but the same error checks. */
 struct tw_out {
     FILE *fp;
-    char *path, *tmp;
+    char *path, *tmp;       /* tmp NULL: no rename */
     bool is_stdout;
 };
 int tw_out_open(struct tw_out *o, const char *path, struct tw_err *err);
