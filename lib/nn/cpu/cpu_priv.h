@@ -138,9 +138,19 @@ struct tw_factors {
     int64_t ldb;
     int64_t r0, r1;             /* of a further product: the rows of C that it is added to */
 };
+/* A narrow product with the same A: out[r - r0] = scale A[r] B for rows [r0, r1), n columns. */
+struct tw_side {
+    struct tw_factors f;        /* its B and rows */
+    int64_t n;
+    float *out;
+    int64_t ldo;
+    float scale;
+};
 struct tw_gemm {
     int64_t m, n;
     struct tw_factors f;
+    const struct tw_side *side; /* come first: MORE may read what they give */
+    int64_t nside;
     const struct tw_factors *more;  /* the chain of rows [r0, r1) goes on over these */
     int64_t nmore;
     bool low;                   /* bf16 products (PANEL16 always is one) */
@@ -149,6 +159,7 @@ struct tw_gemm {
     float *c;
     int64_t ldc;
     bool c_panel;               /* C(r, n) = c[(n / 16) * 16 * m + r * 16 + n % 16] */
+    bool c_cols;                /* C(r, n) = c[n * ldc + r] */
     bool cont;                  /* the chain goes on from what c holds */
     float scale;                /* then times scale, plus bias, plus res, each rounded */
     const float *bias, *res;
@@ -167,7 +178,7 @@ void tw_cpu_transpose(struct tw_cpu *d, void *wt, const struct tw_mat *w, int64_
 #define TW_MC_RAW 256
 #define TW_KC 576
 #define TW_TILE_WORDS ((TW_TILE + TW_MC_RAW) * 16)
-#define TW_OWN_WORDS (TW_TILE_WORDS + TW_MC_RAW * TW_KC + 3 * 16 * TW_KC)
+#define TW_OWN_WORDS (TW_TILE_WORDS + TW_MC_RAW * TW_KC + TW_MC * TW_KC + 3 * 16 * TW_KC)
 
 /* The ops, by file. */
 void tw_cpu_close(struct tw_dev *d);

@@ -3,6 +3,9 @@
  * the sum for the caches does not change the chain. Inputs are packed per tile: A interleaved by
  * block of rows, B (unless it already lies in panels) as panels.
  *
+ * Where there are many rows and not too many columns, a work item is all columns of some rows: A is
+ * packed once, and for the narrow side products (LoRA) as well.
+ *
  * What bounds it: a block of 8 rows and 3 panels does 24 multiply-adds per 11 loads; B's panels (up
  * to 3 * TW_KC * 64 bytes) stay in L2 while all rows of the tile pass, A's block in L1. Few rows
  * (decoding) are bound by reading B once. */
@@ -15,6 +18,7 @@ struct job {
     int64_t mc, nc, nj;         /* rows and panels of a tile, tiles per row of tiles */
     int64_t s, kc;              /* length of the sum and of a block, in words */
     int mr, pr;
+    bool whole;                 /* an item is all columns of its rows */
     const struct step *step;    /* NULL: pair i of the sum is 2i and 2i + 1 */
 };
 
@@ -25,7 +29,7 @@ struct step {
 };
 
 struct tile {
-    float *c, *a, *b;
+    float *c, *a, *more, *b;    /* sums; packed A, A of further products, B */
     int64_t r0, r1, p0, p1, ld;
 };
 
@@ -44,14 +48,31 @@ static void tile_panels(const struct job *j, const struct tile *t, bool store)
     }
 }
 
+static void tile_cols(const struct job *j, const struct tile *t, bool store)
+{
+    const struct tw_gemm *g = j->g;
+    int64_t n1 = tw_min(g->n, t->p1 * 16);
+
+    for (int64_t n = t->p0 * 16; n < n1; n++) {
+        float *c = g->c + n * g->ldc, *x = t->c + n - t->p0 * 16;
+
+        for (int64_t r = t->r0; r < t->r1; r++) {
+            if (store)
+                c[r] = x[(r - t->r0) * t->ld];
+            else
+                x[(r - t->r0) * t->ld] = c[r];
+        }
+    }
+}
+
 /* A tile goes on from what C holds (STORE false), or is finished into C. */
 static void tile_move(const struct job *j, const struct tile *t, bool store)
 {
     const struct tw_gemm *g = j->g;
     int64_t n0 = t->p0 * 16, n = tw_min(g->n, t->p1 * 16) - n0;
 
-    if (g->c_panel) {
-        tile_panels(j, t, store);
+    if (g->c_panel || g->c_cols) {
+        (g->c_panel ? tile_panels : tile_cols)(j, t, store);
         return;
     }
     for (int64_t r = t->r0; r < t->r1; r++) {
@@ -90,13 +111,13 @@ static void pack_tokens(const struct job *j, const struct tw_factors *f, uint32_
 }
 
 /* Words [s0, s0 + n) of the sum of rows [r0, r1), in blocks of mr rows. */
-static void pack_a(const struct job *j, const struct tile *t, const struct tw_factors *f,
-        int64_t r0, int64_t r1, int64_t s0, int64_t n)
+static void pack_a(const struct job *j, float *to, const struct tw_factors *f, int64_t r0,
+        int64_t r1, int64_t s0, int64_t n)
 {
     const struct tw_kern *k = j->d->k;
 
     for (int64_t r = r0; r < r1; r += j->mr) {
-        float *dst = t->a + (r - r0) * n;
+        float *dst = to + (r - r0) * n;
         int rows = (int)tw_min(j->mr, r1 - r);
 
         if (j->bf && f->a_cols)
@@ -118,9 +139,10 @@ static int64_t words_of(const struct job *j, const struct tw_factors *f)
     return f->bkind == TW_B_PANEL16 ? tw_up(f->s, 32) / 2 : tw_up(f->s, 2 * j->d->k->unit16) / 2;
 }
 
-/* Panels [p, p + np) of B for words [s0, s0 + n): where they lie, packed if need be. */
+/* Panels [p, p + np) of B, which has N columns, for words [s0, s0 + n): where they lie, packed if
+ * need be. */
 static const float *pack_b(const struct job *j, const struct tile *t, const struct tw_factors *f,
-        int64_t p, int64_t np, int64_t s0, int64_t n, int64_t *bp)
+        int64_t N, int64_t p, int64_t np, int64_t s0, int64_t n, int64_t *bp)
 {
     const struct tw_kern *k = j->d->k;
     const float *b = f->b;
@@ -132,7 +154,7 @@ static const float *pack_b(const struct job *j, const struct tile *t, const stru
     *bp = n * 16;
     for (int64_t q = 0; q < np; q++) {
         float *dst = t->b + q * n * 16;
-        int64_t c = (p + q) * 16, w = tw_min(16, j->g->n - c);
+        int64_t c = (p + q) * 16, w = tw_min(16, N - c);
 
         if (f->bkind == TW_B_COLS && j->bf)
             k->panel16((uint32_t *)dst, b + c * f->ldb + 2 * s0, f->ldb, w, n, f->s - 2 * s0);
@@ -149,26 +171,29 @@ static const float *pack_b(const struct job *j, const struct tile *t, const stru
     return t->b;
 }
 
-/* Adds words [s0, s0 + n) of F's product to rows [r0, r1) of the tile. */
-static void tile_block(const struct job *j, const struct tile *t, const struct tw_factors *f,
-        int64_t r0, int64_t r1, int64_t s0, int64_t n)
+static void block(const struct job *j, float *c, int64_t ldc, const float *a, const float *b,
+        int64_t bp, int64_t n, int rows, int np)
 {
-    pack_a(j, t, f, r0, r1, s0, n);
+    const struct tw_kern *k = j->d->k;
+
+    if (j->bf)
+        k->mm16(c, ldc, (const uint32_t *)a, (const uint32_t *)b, bp, n, rows, np);
+    else
+        k->mm(c, ldc, a, rows, b, bp, n, rows, np);
+}
+
+/* Adds words [s0, s0 + n) of F's product to rows [r0, r1) of the tile; A is packed. */
+static void tile_block(const struct job *j, const struct tile *t, const struct tw_factors *f,
+        const float *a, int64_t r0, int64_t r1, int64_t s0, int64_t n)
+{
     for (int64_t p = t->p0; p < t->p1; p += j->pr) {
         int np = (int)tw_min(j->pr, t->p1 - p);
         int64_t bp;
-        const float *b = pack_b(j, t, f, p, np, s0, n, &bp);
+        const float *b = pack_b(j, t, f, j->g->n, p, np, s0, n, &bp);
 
-        for (int64_t r = r0; r < r1; r += j->mr) {
-            int rows = (int)tw_min(j->mr, r1 - r);
-            float *c = t->c + (r - t->r0) * t->ld + (p - t->p0) * 16;
-            float *a = t->a + (r - r0) * n;
-
-            if (j->bf)
-                j->d->k->mm16(c, t->ld, (uint32_t *)a, (const uint32_t *)b, bp, n, rows, np);
-            else
-                j->d->k->mm(c, t->ld, a, rows, b, bp, n, rows, np);
-        }
+        for (int64_t r = r0; r < r1; r += j->mr)
+            block(j, t->c + (r - t->r0) * t->ld + (p - t->p0) * 16, t->ld, a + (r - r0) * n, b,
+                    bp, n, (int)tw_min(j->mr, r1 - r), np);
     }
 }
 
@@ -176,31 +201,94 @@ static void tile_more(const struct job *j, const struct tile *t, const struct tw
 {
     int64_t r0 = tw_max(t->r0, f->r0), r1 = tw_min(t->r1, f->r1), words = words_of(j, f);
 
-    for (int64_t s = 0; r0 < r1 && s < words; s += TW_KC)
-        tile_block(j, t, f, r0, r1, s, tw_min(TW_KC, words - s));
+    for (int64_t s = 0; r0 < r1 && s < words; s += TW_KC) {
+        int64_t n = tw_min(TW_KC, words - s);
+
+        pack_a(j, t->more, f, r0, r1, s, n);
+        tile_block(j, t, f, t->more, r0, r1, s, n);
+    }
+}
+
+/* A side product of the tile's rows, A being packed: panel by panel, in the place of the sums. */
+static void tile_side(const struct job *j, const struct tile *t, const struct tw_side *e)
+{
+    int64_t r0 = tw_max(t->r0, e->f.r0), r1 = tw_min(t->r1, e->f.r1), rows = t->r1 - t->r0;
+    int64_t from = (r0 - t->r0) / j->mr * j->mr + t->r0;
+
+    for (int64_t p = 0; r0 < r1 && p * 16 < e->n; p++) {
+        memset(t->c, 0, (size_t)rows * 64);
+        for (int64_t s = 0; s < j->s; s += j->kc) {
+            int64_t n = tw_min(j->kc, j->s - s), bp;
+            const float *b = pack_b(j, t, &e->f, e->n, p, 1, s, n, &bp);
+
+            for (int64_t r = from; r < r1; r += j->mr)
+                block(j, t->c + (r - t->r0) * 16, 16, t->a + s * rows + (r - t->r0) * n, b, bp, n,
+                        (int)tw_min(j->mr, t->r1 - r), 1);
+        }
+        for (int64_t r = r0; r < r1; r++)
+            j->d->k->epi(e->out + (r - e->f.r0) * e->ldo + p * 16, t->c + (r - t->r0) * 16,
+                    tw_min(16, e->n - p * 16), e->scale, NULL, NULL);
+    }
+}
+
+static void tile_sums(const struct job *j, struct tile *t)
+{
+    const struct tw_gemm *g = j->g;
+    int64_t rows = t->r1 - t->r0;
+
+    t->ld = (t->p1 - t->p0) * 16 + 16;  /* no power of two: rows on different sets of the cache */
+    if (g->cont)
+        tile_move(j, t, false);
+    else
+        memset(t->c, 0, (size_t)(rows * t->ld) * 4);
+    for (int64_t s = 0; s < j->s; s += j->kc) {
+        int64_t n = tw_min(j->kc, j->s - s);
+        float *a = j->whole ? t->a + s * rows : t->a;
+
+        if (!j->whole)
+            pack_a(j, a, &g->f, t->r0, t->r1, s, n);
+        tile_block(j, t, &g->f, a, t->r0, t->r1, s, n);
+    }
+    for (int64_t m = 0; m < g->nmore; m++)
+        tile_more(j, t, &g->more[m]);
+    tile_move(j, t, true);
+}
+
+static struct tile tile_at(const struct job *j, int thread, int64_t r0)
+{
+    struct tile t = { .r0 = r0, .r1 = tw_min(j->g->m, r0 + j->mc) };
+
+    t.c = (float *)j->d->own + (size_t)thread * TW_OWN_WORDS;
+    t.a = t.c + TW_TILE_WORDS;
+    t.more = t.a + TW_MC_RAW * TW_KC;
+    t.b = t.more + TW_MC * TW_KC;
+    return t;
 }
 
 static void tile_job(void *arg, int64_t i, int thread)
 {
     const struct job *j = arg;
-    const struct tw_gemm *g = j->g;
-    struct tile t = { .r0 = i / j->nj * j->mc, .p0 = i % j->nj * j->nc };
+    struct tile t = tile_at(j, thread, i / j->nj * j->mc);
 
-    t.r1 = tw_min(g->m, t.r0 + j->mc);
-    t.p1 = tw_min((g->n + 15) / 16, t.p0 + j->nc);
-    t.ld = (t.p1 - t.p0) * 16 + 16;     /* no power of two: rows on different sets of the cache */
-    t.c = (float *)j->d->own + (size_t)thread * TW_OWN_WORDS;
-    t.a = t.c + TW_TILE_WORDS;
-    t.b = t.a + TW_MC_RAW * TW_KC;
-    if (g->cont)
-        tile_move(j, &t, false);
-    else
-        memset(t.c, 0, (size_t)((t.r1 - t.r0) * t.ld) * 4);
+    t.p0 = i % j->nj * j->nc;
+    t.p1 = tw_min((j->g->n + 15) / 16, t.p0 + j->nc);
+    tile_sums(j, &t);
+}
+
+static void rows_job(void *arg, int64_t i, int thread)
+{
+    const struct job *j = arg;
+    const struct tw_gemm *g = j->g;
+    struct tile t = tile_at(j, thread, i * j->mc);
+
     for (int64_t s = 0; s < j->s; s += j->kc)
-        tile_block(j, &t, &g->f, t.r0, t.r1, s, tw_min(j->kc, j->s - s));
-    for (int64_t m = 0; m < g->nmore; m++)
-        tile_more(j, &t, &g->more[m]);
-    tile_move(j, &t, true);
+        pack_a(j, t.a + s * (t.r1 - t.r0), &g->f, t.r0, t.r1, s, tw_min(j->kc, j->s - s));
+    for (int64_t e = 0; e < g->nside; e++)
+        tile_side(j, &t, &g->side[e]);
+    for (t.p0 = 0; t.p0 * 16 < g->n; t.p0 = t.p1) {
+        t.p1 = tw_min((g->n + 15) / 16, t.p0 + j->nc);
+        tile_sums(j, &t);
+    }
 }
 
 /* Lays out a sum over tokens in steps, none of which holds tokens of two sequences. */
@@ -253,16 +341,60 @@ static int64_t plan_tiles(struct job *j)
     return rows * j->nj;
 }
 
+/* The other way to cut, see above. Returns the items; 0: not for this shape. */
+static int64_t plan_rows(struct job *j)
+{
+    const struct tw_gemm *g = j->g;
+    bool panels = g->f.bkind == TW_B_PANEL || g->f.bkind == TW_B_PANEL16;
+    int64_t threads = j->d->threads, most, blocks;
+
+    if (!panels || g->n > 4096 || g->n < 1 || j->s < 1)
+        return 0;
+    most = tw_min(TW_MC, TW_MC_RAW * TW_KC / j->s) / 32 * 32;
+    j->mc = tw_min(most, tw_up((g->m + 4 * threads - 1) / (4 * threads), 32));
+    if (j->mc < 32 || g->m <= j->mc || (g->m + j->mc - 1) / j->mc < 2 * threads)
+        return 0;
+    j->whole = true;
+    j->mr = j->bf ? j->d->k->mr16 : j->d->k->mr;
+    j->pr = j->bf ? j->d->k->pr16 : j->d->k->pr;
+    j->mc = j->mc / j->mr * j->mr;
+    j->kc = j->bf ? j->d->k->kc16 : TW_KC;
+    blocks = (j->s + j->kc - 1) / j->kc;
+    j->kc = tw_up((j->s + blocks - 1) / blocks, 16);
+    j->nc = tw_min(32 / j->pr * j->pr, TW_TILE / j->mc);
+    return (g->m + j->mc - 1) / j->mc;
+}
+
+/* A side product alone. */
+static void side_gemm(struct tw_cpu *d, const struct tw_gemm *g, const struct tw_side *e)
+{
+    struct tw_gemm one = { .m = e->f.r1 - e->f.r0, .n = e->n, .f = e->f, .low = g->low,
+        .c = e->out, .ldc = e->ldo, .scale = e->scale };
+
+    one.f.a = g->f.a + e->f.r0 * g->f.lda;
+    one.f.lda = g->f.lda;
+    tw_cpu_gemm(d, &one);
+}
+
 void tw_cpu_gemm(struct tw_cpu *d, const struct tw_gemm *g)
 {
     struct job j = { .d = d, .g = g, .bf = g->low || g->f.bkind == TW_B_PANEL16 };
+    int64_t items;
 
-    if (g->m <= 0 || g->n <= 0)
+    if (g->m <= 0 || (g->n <= 0 && !g->nside))
         return;
     j.s = words_of(&j, &g->f);
     if (j.bf && g->f.a_cols && d->k->unit16 > 1 && !plan_steps(&j))
         return;
-    tw_cpu_run(d, plan_tiles(&j), tile_job, &j);
+    items = plan_rows(&j);
+    if (items) {
+        tw_cpu_run(d, items, rows_job, &j);
+        return;
+    }
+    for (int64_t e = 0; e < g->nside; e++)
+        side_gemm(d, g, &g->side[e]);
+    if (g->n > 0)
+        tw_cpu_run(d, plan_tiles(&j), tile_job, &j);
 }
 
 void tw_cpu_begin(struct tw_dev *dev, enum tw_dtype products, const int64_t *t0, int64_t nseq)

@@ -61,23 +61,33 @@ static enum tw_bkind kind_of(const struct tw_mat *w)
     return w->dtype == TW_F32 ? TW_B_PANEL : TW_B_PANEL16;
 }
 
-/* h = scale drop(x) A^T of every run. False: no memory. */
-static bool hidden(struct tw_cpu *d, struct tw_tensor *h, const struct tw_tensor *x,
-        const struct tw_lora_ctx *c)
-{
-    for (int64_t i = 0; i < c->nrun; i++) {
-        const struct tw_lora_run *r = &c->run[i];
-        int64_t ld;
-        const float *dx = drop_x(d, x, c, r, &ld);
-        struct tw_gemm g = { .m = r->t1 - r->t0, .n = r->r, .f = { .s = x->cols, .a = dx,
-                .lda = ld, .bkind = TW_B_COLS, .b = r->a, .ldb = x->cols }, .low = d->low,
-            .c = tw_row(h, r->t0), .ldc = h->ld, .scale = r->scale };
+/* Room for what the runs of a call add to its product. */
+struct extra {
+    struct tw_side *side;
+    struct tw_factors *more;
+};
 
-        if (!dx)
-            return false;
+static bool extra_open(struct tw_cpu *d, struct extra *e, int64_t n)
+{
+    e->side = tw_cpu_scratch(d, TW_SLOT_MORE,
+            (size_t)(n + 1) * (sizeof *e->side + sizeof *e->more));
+    e->more = (struct tw_factors *)(e->side + n + 1);
+    return e->side != NULL;
+}
+
+/* h = scale drop(x) A^T of a run with dropout. False: no memory. */
+static bool hidden(struct tw_cpu *d, struct tw_tensor *h, const struct tw_tensor *x,
+        const struct tw_lora_ctx *c, const struct tw_lora_run *r)
+{
+    int64_t ld;
+    const float *dx = drop_x(d, x, c, r, &ld);
+    struct tw_gemm g = { .m = r->t1 - r->t0, .n = r->r, .f = { .s = x->cols, .a = dx,
+            .lda = ld, .bkind = TW_B_COLS, .b = r->a, .ldb = x->cols }, .low = d->low,
+        .c = tw_row(h, r->t0), .ldc = h->ld, .scale = r->scale };
+
+    if (dx)
         tw_cpu_gemm(d, &g);
-    }
-    return true;
+    return dx != NULL;
 }
 
 void tw_cpu_lora_linear(struct tw_dev *dev, struct tw_tensor *y, struct tw_tensor *h,
@@ -85,26 +95,32 @@ void tw_cpu_lora_linear(struct tw_dev *dev, struct tw_tensor *y, struct tw_tenso
         const struct tw_tensor *res, const struct tw_lora_ctx *c)
 {
     struct tw_cpu *d = (struct tw_cpu *)dev;
-    struct tw_gemm g = { .m = y->rows, .n = y->cols, .low = d->low, .c = y->data, .ldc = y->ld,
-        .scale = 1, .bias = bias, .res = res ? res->data : NULL, .ldres = res ? res->ld : 0 };
-    int64_t n = c ? c->nrun : 0;
-    struct tw_factors *f = tw_cpu_scratch(d, TW_SLOT_MORE, (size_t)(n + 1) * sizeof *f);
+    struct tw_gemm g = { .m = y->rows, .n = y->cols, .low = w ? w->dtype == TW_BF16 : d->low,
+        .f = { .a = x->data, .lda = x->ld }, .c = y->data, .ldc = y->ld, .scale = 1, .bias = bias,
+        .res = res ? res->data : NULL, .ldres = res ? res->ld : 0 };
+    struct extra e;
 
-    if (!f || (n && !hidden(d, h, x, c)))
+    if (!extra_open(d, &e, c ? c->nrun : 0))
         return;
+    g.side = e.side;
+    g.more = e.more;
     if (w) {
-        g.f = (struct tw_factors){ .s = w->cols, .a = x->data, .lda = x->ld,
-            .bkind = kind_of(w), .b = w->data };
-        g.low = w->dtype == TW_BF16;
+        g.f.s = w->cols;
+        g.f.bkind = kind_of(w);
+        g.f.b = w->data;
     }
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = 0; c && i < c->nrun; i++) {
         const struct tw_lora_run *r = &c->run[i];
 
-        f[i] = (struct tw_factors){ .s = r->r, .a = (float *)h->data, .lda = h->ld,
+        if (dropped(c, r) && !hidden(d, h, x, c, r))
+            return;
+        if (!dropped(c, r))
+            e.side[g.nside++] = (struct tw_side){ .f = { .s = x->cols, .bkind = TW_B_COLS,
+                    .b = r->a, .ldb = x->cols, .r0 = r->t0, .r1 = r->t1 }, .n = r->r,
+                .out = tw_row(h, r->t0), .ldo = h->ld, .scale = r->scale };
+        e.more[g.nmore++] = (struct tw_factors){ .s = r->r, .a = h->data, .lda = h->ld,
             .bkind = TW_B_COLS, .b = r->b, .ldb = r->r, .r0 = r->t0, .r1 = r->t1 };
     }
-    g.more = f;
-    g.nmore = n;
     tw_cpu_gemm(d, &g);
 }
 
@@ -114,13 +130,13 @@ void tw_cpu_lora(struct tw_dev *dev, struct tw_tensor *y, struct tw_tensor *h,
     tw_cpu_lora_linear(dev, y, h, x, NULL, NULL, y, c);
 }
 
-/* A gradient that adds in a chain over the run's tokens: c[m, n] += a^T b. */
-static void chain(struct tw_cpu *d, const struct tw_lora_run *r, float *c, const float *a,
-        int64_t lda, int64_t m, const float *b, int64_t ldb, int64_t n)
+/* A gradient that adds in a chain over the run's tokens: c[m, n] += a^T b, or the transposed of c. */
+static void chain(struct tw_cpu *d, const struct tw_lora_run *r, float *c, bool turned,
+        const float *a, int64_t lda, int64_t m, const float *b, int64_t ldb, int64_t n)
 {
     struct tw_gemm g = { .m = m, .n = n, .f = { .s = r->t1 - r->t0, .a = a, .lda = lda,
             .a_cols = true, .bkind = TW_B_ROWS, .b = b, .ldb = ldb }, .low = d->low, .c = c,
-        .ldc = n, .cont = true, .scale = 1 };
+        .ldc = turned ? m : n, .c_cols = turned, .cont = true, .scale = 1 };
     const int64_t *t0 = d->slot[TW_SLOT_CUT].p;
     int64_t *cut = tw_cpu_scratch(d, TW_SLOT_LIST, (size_t)(d->ncut + 2) * sizeof *cut);
 
@@ -155,27 +171,37 @@ static void lora_dx(struct tw_cpu *d, struct tw_tensor *dx, const struct tw_tens
     tw_cpu_run(d, n, drop_row, &j);
 }
 
-/* dh = dy B scaled, and the gradients of A and B. False: no memory. */
-static bool run_back(struct tw_cpu *d, struct tw_tensor *dh, const struct tw_tensor *dy,
+/* The gradients of A and B of a run; dh is there. False: no memory. */
+static bool run_back(struct tw_cpu *d, const struct tw_tensor *dh, const struct tw_tensor *dy,
         const struct tw_tensor *x, const struct tw_tensor *h, const struct tw_lora_ctx *c,
         const struct tw_lora_run *r)
 {
     int64_t ld;
-    struct tw_gemm g = { .m = r->t1 - r->t0, .n = r->r, .f = { .s = dy->cols,
-            .a = tw_row(dy, r->t0), .lda = dy->ld, .bkind = TW_B_ROWS, .b = r->b, .ldb = r->r },
-        .low = d->low, .c = tw_row(dh, r->t0), .ldc = dh->ld, .scale = r->scale };
+    const float *xd;
 
     if (r->db)
-        chain(d, r, r->db, tw_row(dy, r->t0), dy->ld, dy->cols, tw_row(h, r->t0), h->ld, r->r);
-    tw_cpu_gemm(d, &g);
-    if (r->da) {
-        const float *xd = drop_x(d, x, c, r, &ld);
+        chain(d, r, r->db, true, tw_row(h, r->t0), h->ld, r->r, tw_row(dy, r->t0), dy->ld,
+                dy->cols);
+    if (!r->da)
+        return true;
+    xd = drop_x(d, x, c, r, &ld);
+    if (xd)
+        chain(d, r, r->da, false, tw_row(dh, r->t0), dh->ld, r->r, xd, ld, x->cols);
+    return xd != NULL;
+}
 
-        if (!xd)
-            return false;
-        chain(d, r, r->da, tw_row(dh, r->t0), dh->ld, r->r, xd, ld, x->cols);
-    }
-    return true;
+/* The transposed weights of G. False: no memory. */
+static bool turn(struct tw_cpu *d, struct tw_gemm *g, const struct tw_mat *w)
+{
+    int64_t words = tw_up(w->cols, 16) / 16 * tw_panel_words(w->dtype, w->rows);
+    void *wt = tw_cpu_scratch(d, TW_SLOT_WT, (size_t)words * 4);
+
+    if (wt)
+        tw_cpu_transpose(d, wt, w, 0, w->rows);
+    g->f.b = wt;
+    g->f.s = w->rows;
+    g->f.bkind = kind_of(w);
+    return wt != NULL;
 }
 
 void tw_cpu_lora_linear_bwd(struct tw_dev *dev, struct tw_tensor *dx, bool add,
@@ -183,45 +209,43 @@ void tw_cpu_lora_linear_bwd(struct tw_dev *dev, struct tw_tensor *dx, bool add,
         const struct tw_tensor *h, const struct tw_mat *w, const struct tw_lora_ctx *c)
 {
     struct tw_cpu *d = (struct tw_cpu *)dev;
-    struct tw_gemm g = { .m = dy->rows, .low = d->low, .scale = 1 };
+    struct tw_gemm g = { .m = dy->rows, .low = w ? w->dtype == TW_BF16 : d->low,
+        .f = { .a = dy->data, .lda = dy->ld }, .scale = 1 };
     int64_t n = c ? c->nrun : 0;
-    struct tw_factors *f = tw_cpu_scratch(d, TW_SLOT_MORE, (size_t)(n + 1) * sizeof *f);
+    struct extra e;
 
-    if (!f)
+    if (!extra_open(d, &e, n))
         return;
+    g.side = e.side;
+    g.more = e.more;
+    for (int64_t i = 0; i < n; i++) {
+        const struct tw_lora_run *r = &c->run[i];
+
+        e.side[g.nside++] = (struct tw_side){ .f = { .s = dy->cols, .bkind = TW_B_ROWS, .b = r->b,
+                .ldb = r->r, .r0 = r->t0, .r1 = r->t1 }, .n = r->r,
+            .out = tw_row(scratch, r->t0), .ldo = scratch->ld, .scale = r->scale };
+        if (dx && !dropped(c, r))
+            e.more[g.nmore++] = (struct tw_factors){ .s = r->r, .a = scratch->data,
+                .lda = scratch->ld, .bkind = TW_B_ROWS, .b = r->a, .ldb = dx->cols, .r0 = r->t0,
+                .r1 = r->t1 };
+    }
+    if (dx) {
+        g.n = dx->cols;
+        g.c = dx->data;
+        g.ldc = g.ldres = dx->ld;
+        g.res = add ? dx->data : NULL;
+    }
+    if (w && dx && !turn(d, &g, w))
+        return;
+    tw_cpu_gemm(d, &g);
     for (int64_t i = 0; i < n; i++) {
         const struct tw_lora_run *r = &c->run[i];
 
         if (r->t1 > r->t0 && !run_back(d, scratch, dy, x, h, c, r))
             return;
-        if (dx && r->t1 > r->t0 && !dropped(c, r))
-            f[g.nmore++] = (struct tw_factors){ .s = r->r, .a = (float *)scratch->data,
-                .lda = scratch->ld, .bkind = TW_B_ROWS, .b = r->a, .ldb = dx->cols, .r0 = r->t0,
-                .r1 = r->t1 };
+        if (dx && r->t1 > r->t0 && dropped(c, r))
+            lora_dx(d, dx, scratch, c, r);
     }
-    if (!dx)
-        return;
-    g.more = f;
-    g.n = dx->cols;
-    g.c = dx->data;
-    g.ldc = g.ldres = dx->ld;
-    g.res = add ? dx->data : NULL;
-    if (w) {
-        int64_t words = tw_up(w->cols, 16) / 16 * tw_panel_words(w->dtype, w->rows);
-        void *wt = tw_cpu_scratch(d, TW_SLOT_WT, (size_t)words * 4);
-
-        if (!wt)
-            return;
-        tw_cpu_transpose(d, wt, w, 0, w->rows);
-        g.f = (struct tw_factors){ .s = w->rows, .a = dy->data, .lda = dy->ld,
-            .bkind = kind_of(w), .b = wt };
-        g.low = w->dtype == TW_BF16;
-    }
-    if (w || g.nmore)
-        tw_cpu_gemm(d, &g);
-    for (int64_t i = 0; i < n; i++)
-        if (dropped(c, &c->run[i]) && c->run[i].t1 > c->run[i].t0)
-            lora_dx(d, dx, scratch, c, &c->run[i]);
 }
 
 void tw_cpu_lora_bwd(struct tw_dev *dev, struct tw_tensor *dx, struct tw_tensor *scratch,

@@ -202,9 +202,21 @@ VFN vf v_pow2(vi n)
 VFN vm v_between(int64_t lo, int64_t hi) { vm r; VEACH(r, i >= lo && i < hi); }
 #endif
 
-/* The sum and the maximum of all lanes in one fixed order. */
+/* The sum and the maximum of all lanes in one fixed order: lane i and i + 8, those and i + 4, .. */
 VFN float v_sum(vf x)
 {
+#if defined(TW_VEC_AVX512) || defined(TW_VEC_AVX2)
+#if defined(TW_VEC_AVX512)
+    __m256 e = _mm256_add_ps(_mm512_castps512_ps256(x), _mm256_castsi256_ps(
+                _mm512_extracti64x4_epi64(_mm512_castps_si512(x), 1)));
+#else
+    __m256 e = _mm256_add_ps(x.a, x.b);
+#endif
+    __m128 f = _mm_add_ps(_mm256_castps256_ps128(e), _mm256_extractf128_ps(e, 1));
+
+    f = _mm_add_ps(f, _mm_movehl_ps(f, f));
+    return _mm_cvtss_f32(_mm_add_ss(f, _mm_shuffle_ps(f, f, 1)));
+#else
     float f[16];
 
     v_store(f, x);
@@ -212,6 +224,7 @@ VFN float v_sum(vf x)
         for (int i = 0; i < n; i++)
             f[i] += f[i + n];
     return f[0];
+#endif
 }
 VFN float v_most(vf x)
 {
