@@ -168,4 +168,21 @@ test_case 'kto: 1/2 before any update, labels pull apart' '
 	echo "{\"tokens\":[1,2]}" | test_exit 1 tw-train -q -m "$M" --lora r=4 --loss kto -o r2 - 2>err
 	test_text err "no boolean \"label\""
 '
+test_case 'a step whose rollouts are all of no use changes nothing, and nothing ends there' '
+	M=$DATA/models/qwen3
+	echo "{\"tokens\":[5,6,7,8,9]}" | tw-sample -q -m "$M" --max-tokens 3 -n 2 | tw-reward -q length,max=5 --advantage grpo >null.jsonl
+	test_equal "$(grep -c "\"advantage\":null" null.jsonl)" 2
+	sed "s/\"advantage\":null/\"advantage\":0.7/" null.jsonl >good.jsonl
+	cat good.jsonl null.jsonl good.jsonl >mixed.jsonl
+	cat good.jsonl good.jsonl >two.jsonl
+	set -- --batch 2 --shuffle off -m "$M" --loss grpo --weight-decay 0.1
+	tw-train -o a "$@" mixed.jsonl 2>err
+	test_text err "step 2 has nothing to train and changes nothing"
+	test_equal "$(sed 1d a/metrics.jsonl | sed "s/.*\"event\":\"\([a-z]*\)\",\"step\":\([0-9]\).*/\1\2/" | tr "\n" " ")" "step1 skip2 step3 "
+	tw-train -o b "$@" two.jsonl
+	cmp a/step-3/model.safetensors b/step-2/model.safetensors
+	test_exit 1 tw-train -o c "$@" null.jsonl 2>err
+	test_text err "no sample has a token to train on"
+	[ ! -e c ]
+'
 test_done

@@ -62,7 +62,7 @@ static struct tw_data *open_data(struct tw_trainer *t, char *const *paths, int n
         .tally = eval ? &t->eval_tally : &t->tally };
     struct tw_data *data = tw_data_open(&d, err);
 
-    if (data && !tw_data_streams(data) && !tw_data_count(data)) {
+    if (data && !tw_data_streams(data) && !tw_data_tokens(data)) {
         tw_fail(err, n ? paths[0] : "stdin", 0, "no sample has a token to train on (%" PRId64
                 " records read)", d.tally->in);
         tw_data_close(data);

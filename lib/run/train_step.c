@@ -324,6 +324,17 @@ static int skipped(struct tw_trainer *t, const struct batch *b, const char *bad,
     return ret;
 }
 
+/* A step whose samples have nothing to train: no update, not even by momentum or decay. */
+static int empty_step(struct tw_trainer *t, const struct batch *b, struct step_line *line,
+        struct tw_err *err)
+{
+    t->step++;
+    t->trained += b->samples;
+    line->tokens = t->tokens;
+    tw_notice("step %" PRId64 " has nothing to train and changes nothing", t->step);
+    return tw_run_event(t, "skip", put_step, line, err);
+}
+
 int tw_train_step(struct tw_trainer *t, bool *end, struct tw_err *err)
 {
     double lr = tw_schedule_lr(&t->schedule, t->step), t0 = tw_now();
@@ -334,8 +345,10 @@ int tw_train_step(struct tw_trainer *t, bool *end, struct tw_err *err)
 
     if (gather(t, t->step, &b, err))
         return -1;
-    if ((*end = !b.samples))
+    if ((*end = !b.samples && tw_data_streams(t->data)))
         return 0;
+    if (!b.n)
+        return empty_step(t, &b, &line, err);
     set_scales(t, &b, t->scale);
     if (t->loss.reference && add_reference(t, &b, err))
         return -1;
