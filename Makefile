@@ -2,7 +2,7 @@
 #
 # Targets
 #   all         the commands (and build/lib/libtw-cuda.so where there is a CUDA compiler)
-#   demo        examples/demo.sh: teaches the built-in model a new name, a few minutes on two cores
+#   demo        examples/demo.sh: teaches the built-in model a new name, then sums from rewards; a minute or two
 #   test        unit programs and tests/t*.sh;  T='t0003*' picks some
 #   test-long   tests/t*.long.sh;  test-gpu: tests/t*.gpu.sh and the unit programs on the GPU
 #   asan        builds all of it with the address and undefined-behaviour sanitizers, then `test`
