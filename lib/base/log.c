@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <sys/ioctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -129,6 +130,17 @@ void tw_progress_start(struct tw_progress *p, const char *what, const char *unit
     p->t0 = p->last = tw_now();
 }
 
+/* What fits in a line of the terminal after the program's name: a longer one would wrap, and \r goes back
+ * to the last row only. */
+static int room(void)
+{
+    struct winsize w = {0};
+    int cols = ioctl(2, TIOCGWINSZ, &w) || !w.ws_col ? 80 : w.ws_col;
+    int left = cols - 3 - (int)strlen(talk.prog);
+
+    return left > 0 ? left : 0;
+}
+
 static void progress_print(struct tw_progress *p, double now, const char *extra)
 {
     char a[32];
@@ -148,7 +160,7 @@ static void progress_print(struct tw_progress *p, double now, const char *extra)
     if (extra)
         tw_buf_printf(&line, ", %s", extra);
     if (talk.terminal)
-        fprintf(stderr, "\r\033[K%s: %s", talk.prog, line.p);
+        fprintf(stderr, "\r\033[K%s: %.*s", talk.prog, room(), line.p);
     else
         fprintf(stderr, "%s: %s\n", talk.prog, line.p);
     fflush(stderr);
@@ -162,7 +174,7 @@ void tw_progress_at(struct tw_progress *p, int64_t done, const char *extra)
     double now, wait;
 
     p->done = done;
-    if (talk.level < TW_NORMAL || (!talk.terminal && talk.log_every <= 0))
+    if (talk.level < TW_NORMAL || (talk.terminal ? p->yields : talk.log_every <= 0))
         return;
     now = tw_now();
     wait = !talk.terminal ? talk.log_every : p->shown ? 1 : 2;

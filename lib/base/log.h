@@ -14,12 +14,13 @@ void tw_info(const char *fmt, ...) __attribute__((format(printf, 1, 2)));       
 
 /* One progress line, "encode 1,234 of 5,000 (24 %) 310/s, 12 s left": on a terminal after 2 s and
  * then once a second, elsewhere every --log-every seconds. TOTAL 0: unknown (no percentage). EXTRA
- * is appended ("loss 1.23"), may be NULL. */
+ * is appended ("loss 1.23"), may be NULL. YIELDS, set after the start: a later stage of the pipe has
+ * the line of the terminal. */
 struct tw_progress {
     const char *what, *unit;
     int64_t done, total;
     double t0, last;
-    bool shown;
+    bool shown, yields;
 };
 void tw_progress_start(struct tw_progress *p, const char *what, const char *unit, int64_t total);
 void tw_progress_at(struct tw_progress *p, int64_t done, const char *extra);

@@ -4,6 +4,7 @@
 #include "base/jsonl.h"
 #include "base/log.h"
 #include <math.h>
+#include <sys/stat.h>
 
 enum { MAX_REWARDS = 32 };
 
@@ -300,6 +301,7 @@ static void report(struct run *u)
 
 static int run_all(struct run *u, char **operands, int n, struct tw_out *out, struct tw_err *err)
 {
+    struct stat st;
     int ret;
 
     if (setup(u, operands, &n, err) || !(u->in = tw_jsonl_open(operands, n, err)))
@@ -309,6 +311,7 @@ static int run_all(struct run *u, char **operands, int n, struct tw_out *out, st
     if (!(u->groups = tw_groups_open(u->o, u->o->out ? out->fp : stdout, err)))
         return -1;
     tw_progress_start(&u->prog, "reward", "records", 0);
+    u->prog.yields = !u->o->out && !fstat(1, &st) && S_ISFIFO(st.st_mode);
     ret = pump(u, err);
     tw_progress_end(&u->prog);
     tw_tally_end(&u->tally);

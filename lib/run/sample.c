@@ -350,6 +350,7 @@ static int flow_run(struct flow *f, struct tw_jsonl *in, int64_t skip, struct tw
     int more, end = 0;
 
     tw_progress_start(&prog, "sample", "rollouts", 0);
+    prog.yields = f->follow;                /* to the trainer that we follow */
     for (;;) {
         if (!end && (end = flow_in(f, in, skip, err)) < 0)
             return -1;

@@ -276,7 +276,9 @@ static void progress_text(struct tw_trainer *t, const struct step_line *l)
 {
     char rate[32], memory[32];
 
-    snprintf(t->last, sizeof t->last, "loss %.4g, %s tokens/s, %s", l->loss,
+    /* the loss of a policy is near 0 whatever happens; its reward says how it fares */
+    snprintf(t->last, sizeof t->last, "%s %.4g, %s tokens/s, %s", l->l->policy ? "reward" : "loss",
+            l->l->policy ? l->b->reward / (double)l->b->samples : l->loss,
             tw_fmt_count(rate, (int64_t)l->rate), tw_fmt_bytes(memory, (double)peak_memory()));
 }
 
