@@ -3,7 +3,8 @@
  * sequence is one block that holds it all, built per call; a decode state has blocks of
  * TW_KV_BLOCK. Both run the same code, so prefill, decode and packed calls give the same bits: a
  * score is one chain over hd, a row's softmax is taken whole, an output is one chain over keys from
- * the first.
+ * the first. In bf16 mode both products take pairs: of components for the scores ([bk / 16][hd / 2][16]),
+ * of keys for the outputs ([hd / 16][bk / 2][16]), both counted from the first.
  *
  * Work items are groups of query rows of one kv head; a row is a (query, head of the group) pair,
  * so that heads that share keys share their loads. */
@@ -19,7 +20,11 @@ struct att {
     float *lse;
     float *kv;                  /* blocks of the packed sequences */
     const struct att_seq *seq;
+    bool low;                   /* bf16 products */
+    int mr, pr;                 /* of their block */
+    int64_t align;              /* keys that are taken together: a panel, in bf16 also a tile */
     int64_t group, hdp;         /* query heads of a kv head; hd in whole panels */
+    int64_t hdw;                /* words of hd components */
     int64_t own, lds;           /* words of a thread's scratch and of a row of scores */
 };
 
@@ -29,26 +34,28 @@ struct att_seq {
     size_t kv;                  /* where its block begins, words into att.kv */
 };
 
-static int64_t head_words(int64_t bk, int64_t hd)
+#define MOST_ROWS 32            /* of a product's block */
+
+static int64_t head_words(bool low, int64_t bk, int64_t hd)
 {
+    if (low)
+        return bk * (tw_up(hd, 32) + tw_up(hd, 16)) / 2;
     return bk * (hd + tw_up(hd, 16));
 }
 
 size_t tw_cpu_kv_bytes(const struct tw_dev *d, int64_t nkv, int64_t hd)
 {
-    return (size_t)(nkv * head_words(TW_KV_BLOCK, hd)) * 4;
+    return (size_t)(nkv * tw_max(head_words(false, TW_KV_BLOCK, hd),
+            head_words(true, TW_KV_BLOCK, hd))) * 4;
 }
 
 /* Puts N keys and values that fall into one panel, from key J of a block on. */
-static void put_keys(const struct att *t, float *blk, int64_t bk, int64_t j, int64_t n, int64_t row,
-        int64_t kvh)
+static void put_f32(const struct att *t, float *kp, float *vp, int64_t bk, int64_t j, int64_t n,
+        const float *k, const float *v)
 {
     int64_t hd = t->a->hd;
-    float *kp = blk + j / 16 * hd * 16, *vp = blk + bk * hd;
 
-    for (int64_t i = 0; i < n; i++) {
-        const float *k = tw_row(t->k, row + i) + kvh * hd, *v = tw_row(t->v, row + i) + kvh * hd;
-
+    for (int64_t i = 0; i < n; i++, k += t->k->ld, v += t->v->ld) {
         if (n < 16)
             for (int64_t d = 0; d < hd; d++)
                 kp[d * 16 + (j + i) % 16] = k[d];
@@ -63,14 +70,64 @@ static void put_keys(const struct att *t, float *blk, int64_t bk, int64_t j, int
             }
         }
     }
+}
+
+/* One key: its components go into every pair's place, the value into one half of pairs of keys. */
+static void put_half(const struct att *t, uint32_t *kp, uint32_t *vp, int64_t bk, int64_t j,
+        const float *k, const float *v)
+{
+    int64_t hd = t->a->hd;
+    uint16_t x[2];
+
+    for (int64_t d = 0; d < t->hdw; d++) {
+        x[0] = 2 * d < hd ? tw_f32_to_bf16(k[2 * d]) : 0;
+        x[1] = 2 * d + 1 < hd ? tw_f32_to_bf16(k[2 * d + 1]) : 0;
+        kp[d * 16 + j % 16] = x[0] | (uint32_t)x[1] << 16;
+    }
+    for (int64_t d = 0; d < hd; d++) {
+        uint16_t *to = (uint16_t *)(vp + (d / 16 * bk + j) / 2 * 16);
+
+        to[d % 16 * 2 + j % 2] = tw_f32_to_bf16(v[d]);
+    }
+}
+
+/* The first key of 32 clears their values: a product may read all of them. */
+static void put_low(const struct att *t, uint32_t *kp, uint32_t *vp, int64_t bk, int64_t j,
+        int64_t n, const float *k, const float *v)
+{
+    int64_t hd = t->a->hd;
+
+    for (int64_t p = 0; p < t->hdp / 16 && j % 32 == 0; p++)
+        memset(vp + (p * bk + j) / 2 * 16, 0, 16 * 64);
     if (n == 16)
-        t->d->k->panel(kp, tw_row(t->k, row) + kvh * hd, t->k->ld, 16, hd);
+        for (int64_t p = 0; p < t->hdp / 16; p++)
+            t->d->k->pairs(vp + (p * bk + j) / 2 * 16, 16, v + p * 16, t->v->ld,
+                    (int)tw_min(16, hd - p * 16), 8, 16, false, 0);
+    for (int64_t i = 0; i < n && n < 16; i++)
+        put_half(t, kp, vp, bk, j + i, k + i * t->k->ld, v + i * t->v->ld);
+}
+
+static void put_keys(const struct att *t, float *blk, int64_t bk, int64_t j, int64_t n, int64_t row,
+        int64_t kvh)
+{
+    int64_t hd = t->a->hd;
+    float *kp = blk + j / 16 * t->hdw * 16, *vp = blk + bk * t->hdw;
+    const float *k = tw_row(t->k, row) + kvh * hd, *v = tw_row(t->v, row) + kvh * hd;
+
+    if (t->low)
+        put_low(t, (uint32_t *)kp, (uint32_t *)vp, bk, j, n, k, v);
+    else
+        put_f32(t, kp, vp, bk, j, n, k, v);
+    if (n == 16 && t->low)
+        t->d->k->panel16((uint32_t *)kp, k, t->k->ld, 16, t->hdw, hd);
+    else if (n == 16)
+        t->d->k->panel(kp, k, t->k->ld, 16, hd);
 }
 
 static float *block_of(const struct att *t, int64_t s, int64_t kvh, int64_t pos)
 {
     const struct tw_attn_seq *q = &t->a->seq[s];
-    int64_t words = head_words(t->seq[s].bk, t->a->hd);
+    int64_t words = head_words(t->low, t->seq[s].bk, t->a->hd);
 
     if (q->block)
         return (float *)((char *)q->block[pos / TW_KV_BLOCK] + q->offset) + kvh * words;
@@ -96,16 +153,20 @@ static void scores(const struct att *t, int64_t sq, int64_t kvh, float *s, const
         int64_t kb, int64_t end)
 {
     const struct tw_kern *k = t->d->k;
-    int64_t bk = t->seq[sq].bk, hd = t->a->hd;
+    int64_t bk = t->seq[sq].bk, hdw = t->hdw;
 
     for (int r = 0; r < R; r++)
         memset(s + r * t->lds, 0, (size_t)(end - kb) * 4);
     for (int64_t j = kb, np; j < end; j += np * 16) {
         int64_t in = j % bk;
+        const float *b = block_of(t, sq, kvh, j) + in * hdw;
 
-        np = tw_min(k->pr, tw_min(bk - in, end - j) / 16);
-        k->mm(s + j - kb, t->lds, qp, R, block_of(t, sq, kvh, j) + in * hd, hd * 16, hd, R,
-                (int)np);
+        np = tw_min(t->pr, tw_min(bk - in, end - j) / 16);
+        if (t->low)
+            k->mm16(s + j - kb, t->lds, (const uint32_t *)qp, (const uint32_t *)b, hdw * 16, hdw,
+                    R, (int)np);
+        else
+            k->mm(s + j - kb, t->lds, qp, R, b, hdw * 16, hdw, R, (int)np);
     }
 }
 
@@ -128,38 +189,87 @@ static void mix(const struct att *t, int64_t sq, int64_t kvh, float *o, const fl
     }
 }
 
-/* Rows [r0, r0 + R) of (sequence, kv head), R at most the product's block. */
-static void attn_rows(const struct att *t, int64_t sq, int64_t kvh, int64_t r0, int R, float *own)
+/* The same in pairs of keys, [lo, hi) a multiple of 32; PP holds the weights as pack16 made them. */
+static void mix16(const struct att *t, int64_t sq, int64_t kvh, float *o, const float *s,
+        uint32_t *pp, int R, int64_t lo, int64_t hi)
+{
+    const struct tw_kern *k = t->d->k;
+    int64_t bk = t->seq[sq].bk;
+
+    for (int64_t j = lo, n; j < hi; j += n) {
+        int64_t in = j % bk;
+        const uint32_t *v = (uint32_t *)(block_of(t, sq, kvh, j) + bk * t->hdw + in / 2 * 16);
+
+        n = tw_min(hi - j, bk - in);
+        k->pack16(pp, s + j - lo, t->lds, R, n / 2, n);
+        for (int64_t p = 0, np; p < t->hdp / 16; p += np) {
+            np = tw_min(t->pr, t->hdp / 16 - p);
+            k->mm16(o + p * 16, t->hdp, pp, v + p * bk / 2 * 16, bk / 2 * 16, n / 2, R, (int)np);
+        }
+    }
+}
+
+/* A block of rows of one (sequence, kv head), and a thread's scratch for them. */
+struct rows {
+    int64_t sq, kvh, r0;
+    int R;
+    float *qp, *o, *s;
+    uint32_t *pp;
+};
+
+static const float *query(const struct att *t, const struct rows *w, int r)
+{
+    const struct tw_attn_seq *q = &t->a->seq[w->sq];
+
+    return tw_row(t->q, q->q0 + (w->r0 + r) / t->group) +
+           (w->kvh * t->group + (w->r0 + r) % t->group) * t->a->hd;
+}
+
+static void pack_queries(const struct att *t, const struct rows *w)
+{
+    int64_t hd = t->a->hd;
+
+    for (int r = 0; r < w->R; r++) {
+        const float *x = query(t, w, r);
+
+        if (t->low)
+            memcpy(w->s + r * hd, x, (size_t)hd * 4);
+        else
+            for (int64_t d = 0; d < hd; d++)
+                w->qp[d * w->R + r] = x[d];
+    }
+    if (t->low)
+        t->d->k->pack16((uint32_t *)w->qp, w->s, hd, w->R, t->hdw, hd);
+}
+
+static void attn_rows(const struct att *t, const struct rows *w)
 {
     const struct tw_attn *a = t->a;
-    const struct tw_attn_seq *q = &a->seq[sq];
-    int64_t hd = a->hd, first = q->past + r0 / t->group, last = q->past + (r0 + R - 1) / t->group;
-    int64_t lo = a->window ? tw_max(0, first + 1 - a->window) : 0, kb = lo / 16 * 16;
-    int64_t end = tw_up(last + 1, 16);
-    float *qp = own, *o = qp + 16 * hd, *s = o + 16 * t->hdp;
+    const struct tw_attn_seq *q = &a->seq[w->sq];
+    int64_t first = q->past + w->r0 / t->group, last = q->past + (w->r0 + w->R - 1) / t->group;
+    int64_t lo = a->window ? tw_max(0, first + 1 - a->window) : 0, kb = lo / t->align * t->align;
+    int64_t end = tw_up(last + 1, t->align), hd = a->hd;
+    float max[MOST_ROWS], sum[MOST_ROWS];
 
-    for (int r = 0; r < R; r++) {
-        int64_t row = q->q0 + (r0 + r) / t->group, h = kvh * t->group + (r0 + r) % t->group;
-        const float *x = tw_row(t->q, row) + h * hd;
-
-        for (int64_t d = 0; d < hd; d++)
-            qp[d * R + r] = x[d];
-    }
-    memset(o, 0, (size_t)(R * t->hdp) * 4);
-    scores(t, sq, kvh, s, qp, R, kb, end);
-    float max[16], sum[16];
-    for (int r = 0; r < R; r++) {
-        int64_t pos = q->past + (r0 + r) / t->group;
+    pack_queries(t, w);
+    memset(w->o, 0, (size_t)(w->R * t->hdp) * 4);
+    scores(t, w->sq, w->kvh, w->s, w->qp, w->R, kb, end);
+    for (int r = 0; r < w->R; r++) {
+        int64_t pos = q->past + (w->r0 + r) / t->group;
         int64_t from = a->window ? tw_max(0, pos + 1 - a->window) : 0;
 
-        sum[r] = t->d->k->soft(s + r * t->lds, from - kb, pos + 1 - kb, end - kb, a->scale,
+        sum[r] = t->d->k->soft(w->s + r * t->lds, from - kb, pos + 1 - kb, end - kb, a->scale,
                 &max[r]);
     }
-    mix(t, sq, kvh, o, s, R, kb, lo, last + 1);
-    for (int r = 0; r < R; r++) {
-        int64_t row = q->q0 + (r0 + r) / t->group, h = kvh * t->group + (r0 + r) % t->group;
+    if (t->low)
+        mix16(t, w->sq, w->kvh, w->o, w->s, w->pp, w->R, kb, end);
+    else
+        mix(t, w->sq, w->kvh, w->o, w->s, w->R, kb, lo, last + 1);
+    for (int r = 0; r < w->R; r++) {
+        int64_t row = q->q0 + (w->r0 + r) / t->group;
+        int64_t h = w->kvh * t->group + (w->r0 + r) % t->group;
 
-        t->d->k->epi(tw_row(t->o, row) + h * hd, o + r * t->hdp, hd, 1 / sum[r], NULL, NULL);
+        t->d->k->epi(tw_row(t->o, row) + h * hd, w->o + r * t->hdp, hd, 1 / sum[r], NULL, NULL);
         if (t->lse)
             t->lse[row * a->nh + h] = tw_cpu_lse(max[r], sum[r]);
     }
@@ -168,9 +278,13 @@ static void attn_rows(const struct att *t, int64_t sq, int64_t kvh, int64_t r0, 
 static void attn_item(void *arg, int64_t i, int thread)
 {
     const struct att *t = arg;
-    float *own = (float *)t->d->slot[TW_SLOT_OWN].p + thread * t->own;
-    int64_t lo = 0, hi = t->a->nseq, rows, per, kvh, r0, r1;
+    int64_t lo = 0, hi = t->a->nseq, rows, per, r1;
+    struct rows w;
 
+    w.qp = (float *)t->d->slot[TW_SLOT_OWN].p + thread * t->own;
+    w.o = w.qp + MOST_ROWS * tw_max(t->hdw, t->a->hd);
+    w.s = w.o + MOST_ROWS * t->hdp;
+    w.pp = (uint32_t *)(w.s + MOST_ROWS * tw_max(t->lds, t->a->hd));
     while (hi - lo > 1) {       /* the sequence whose items hold i */
         int64_t mid = (lo + hi) / 2;
 
@@ -182,11 +296,14 @@ static void attn_item(void *arg, int64_t i, int thread)
     i -= t->seq[lo].item;
     rows = t->a->seq[lo].nq * t->group;
     per = (rows + ITEM_ROWS - 1) / ITEM_ROWS;
-    kvh = i / per;
-    r0 = i % per * ITEM_ROWS;
-    r1 = tw_min(rows, r0 + ITEM_ROWS);
-    for (; r0 < r1; r0 += t->d->k->mr)
-        attn_rows(t, lo, kvh, r0, (int)tw_min(t->d->k->mr, r1 - r0), own);
+    w.sq = lo;
+    w.kvh = i / per;
+    w.r0 = i % per * ITEM_ROWS;
+    r1 = tw_min(rows, w.r0 + ITEM_ROWS);
+    for (; w.r0 < r1; w.r0 += t->mr) {
+        w.R = (int)tw_min(t->mr, r1 - w.r0);
+        attn_rows(t, &w);
+    }
 }
 
 /* Lays out the call: work items and packed blocks by sequence. Returns items, -1: no memory. */
@@ -200,23 +317,28 @@ static int64_t attn_plan(struct att *t)
     if (!seq)
         return -1;
     t->seq = seq;
+    t->low = t->d->low;
+    t->mr = t->low ? t->d->k->mr16 : t->d->k->mr;
+    t->pr = t->low ? t->d->k->pr16 : t->d->k->pr;
+    t->align = t->low ? 32 : 16;
     t->group = a->nh / a->nkv;
     t->hdp = tw_up(a->hd, 16);
+    t->hdw = t->low ? tw_up(a->hd, 32) / 2 : a->hd;
     for (int64_t s = 0; s < a->nseq; s++) {
         const struct tw_attn_seq *q = &a->seq[s];
 
         seq[s].item = items;
         seq[s].kv = words;
-        seq[s].bk = q->block ? TW_KV_BLOCK : tw_max(16, tw_up(q->nq, 16));
+        seq[s].bk = q->block ? TW_KV_BLOCK : tw_max(t->align, tw_up(q->nq, t->align));
         if (!q->block)
-            words += (size_t)(a->nkv * head_words(seq[s].bk, a->hd));
+            words += (size_t)(a->nkv * head_words(t->low, seq[s].bk, a->hd));
         items += a->nkv * ((q->nq * t->group + ITEM_ROWS - 1) / ITEM_ROWS);
         longest = tw_max(longest, q->past + q->nq);
     }
     t->kv = tw_cpu_scratch(t->d, TW_SLOT_KV, words * 4);
     /* An odd number of cache lines a row: rows do not fall on the same sets. */
     t->lds = tw_up(longest, 32) + 16;
-    t->own = 16 * a->hd + 16 * t->hdp + 16 * t->lds;
+    t->own = MOST_ROWS * (tw_max(t->hdw, a->hd) + t->hdp + 2 * tw_max(t->lds, a->hd));
     if (!t->kv || !tw_cpu_scratch(t->d, TW_SLOT_OWN, (size_t)(t->own * t->d->threads) * 4))
         return -1;
     return items;

@@ -2,7 +2,9 @@
  * its sums have one owner: for every head of the group, tiles of TILE queries in order,
  *   P = e^(scale Q K^T - lse), dP = dO V^T, dS = P (dP - rowsum(dO O)) scale,
  *   dQ = dS K (a chain over keys), dV += P^T dO and dK += dS^T Q (chains over heads, then
- * queries). */
+ * queries).
+ * In bf16 mode all five products round their inputs, and what lies by keys or by queries below lies
+ * in pairs of them. */
 #include "nn/cpu/cpu_priv.h"
 
 #define TILE 32
@@ -13,38 +15,50 @@ struct bwd {
     const struct tw_tensor *q, *k, *v, *o, *dout;
     struct tw_tensor *dq, *dk, *dv;
     const float *lse;
-    int64_t group, hdp, own, most;  /* words of a thread's scratch; keys of the longest sequence */
+    bool low;                   /* bf16 products */
+    int mr, pr;                 /* of their block */
+    int64_t align;              /* keys that are taken together */
+    int64_t group, hdp, hdw;    /* hd in whole panels, in words */
+    int64_t own, most;          /* words of a thread's scratch; keys of the longest sequence */
 };
+
+#define MOST_ROWS 32            /* of a product's block */
 
 /* One item's scratch, n16 keys in whole panels. */
 struct item {
     const struct tw_attn_seq *q;
     int64_t kvh, n, n16, lds;
-    float *kt, *vt;             /* [n16 / 16][hd][16]: panels of keys */
+    float *kt, *vt;             /* [n16 / 16][hdw][16]: panels of keys */
     float *kd;                  /* [hdp / 16][n16][16]: panels of hd */
     float *dk, *dv;             /* [n16][hdp] */
     float *s, *dp;              /* [TILE][lds] */
     float *qd, *od;             /* the tile's Q and dO, [hdp / 16][TILE][16] */
-    float *pack, *dq;           /* [hd][mr], [mr][hdp] */
+    float *pack, *dq;           /* packed rows, [mr][hdp] */
 };
 
-static int64_t item_words(int64_t n, int64_t hd)
+static int64_t pack_words(const struct bwd *t, int64_t lds)
 {
-    int64_t n16 = tw_up(n, 16), hdp = tw_up(hd, 16), lds = tw_up(n16, 32) + 16;
+    return MOST_ROWS * tw_max(t->hdw, t->low ? lds : 0);
+}
 
-    return 2 * n16 * hd + 3 * n16 * hdp + 2 * TILE * lds + 2 * TILE * hdp + 16 * hd + 16 * hdp;
+static int64_t item_words(const struct bwd *t, int64_t n)
+{
+    int64_t n16 = tw_up(n, t->align), lds = tw_up(n16, 32) + 16;
+
+    return 2 * n16 * t->hdw + 3 * n16 * t->hdp + 2 * TILE * lds + 2 * TILE * t->hdp +
+           pack_words(t, lds) + MOST_ROWS * t->hdp;
 }
 
 static void item_open(const struct bwd *t, struct item *m, float *w)
 {
-    int64_t hd = t->a->hd, hdp = t->hdp;
+    int64_t hdp = t->hdp;
 
     m->n = m->q->nq;
-    m->n16 = tw_up(m->n, 16);
+    m->n16 = tw_up(m->n, t->align);
     m->lds = tw_up(m->n16, 32) + 16;
     m->kt = w;
-    m->vt = m->kt + m->n16 * hd;
-    m->kd = m->vt + m->n16 * hd;
+    m->vt = m->kt + m->n16 * t->hdw;
+    m->kd = m->vt + m->n16 * t->hdw;
     m->dk = m->kd + m->n16 * hdp;
     m->dv = m->dk + m->n16 * hdp;
     m->s = m->dv + m->n16 * hdp;
@@ -52,13 +66,20 @@ static void item_open(const struct bwd *t, struct item *m, float *w)
     m->qd = m->dp + TILE * m->lds;
     m->od = m->qd + TILE * hdp;
     m->pack = m->od + TILE * hdp;
-    m->dq = m->pack + 16 * hd;
+    m->dq = m->pack + pack_words(t, m->lds);
 }
 
-/* dst[p][i][16] = columns [16 p, 16 p + 16) of row i, zero past hd; P panels of ROWS rows. */
-static void columns(float *dst, const float *src, int64_t ld, int64_t n, int64_t rows, int64_t hd)
+/* dst[p][i][16] = columns [16 p, 16 p + 16) of row i, zero past hd; P panels of ROWS rows (or pairs
+ * of them). */
+static void columns(const struct bwd *t, float *dst, const float *src, int64_t ld, int64_t n,
+        int64_t rows)
 {
-    for (int64_t p = 0; p * 16 < hd; p++)
+    int64_t hd = t->a->hd;
+
+    for (int64_t p = 0; t->low && p * 16 < hd; p++)
+        t->d->k->pairs((uint32_t *)dst + p * rows / 2 * 16, 16, src + p * 16, ld,
+                (int)tw_min(16, hd - p * 16), rows / 2, n, false, 0);
+    for (int64_t p = 0; !t->low && p * 16 < hd; p++)
         for (int64_t i = 0; i < rows; i++) {
             float *to = dst + (p * rows + i) * 16;
             int64_t w = i < n ? tw_min(16, hd - p * 16) : 0;
@@ -70,6 +91,14 @@ static void columns(float *dst, const float *src, int64_t ld, int64_t n, int64_t
         }
 }
 
+static void panel(const struct bwd *t, float *dst, const float *src, int64_t ld, int64_t n)
+{
+    if (t->low)
+        t->d->k->panel16((uint32_t *)dst, src, ld, n, t->hdw, t->a->hd);
+    else
+        t->d->k->panel(dst, src, ld, n, t->hdw);
+}
+
 static void load_keys(const struct bwd *t, struct item *m)
 {
     int64_t hd = t->a->hd;
@@ -79,10 +108,10 @@ static void load_keys(const struct bwd *t, struct item *m)
     for (int64_t j = 0; j < m->n; j += 16) {
         int64_t n = tw_min(16, m->n - j);
 
-        t->d->k->panel(m->kt + j * hd, k + j * t->k->ld, t->k->ld, n, hd);
-        t->d->k->panel(m->vt + j * hd, v + j * t->v->ld, t->v->ld, n, hd);
+        panel(t, m->kt + j * t->hdw, k + j * t->k->ld, t->k->ld, n);
+        panel(t, m->vt + j * t->hdw, v + j * t->v->ld, t->v->ld, n);
     }
-    columns(m->kd, k, t->k->ld, m->n, m->n16, hd);
+    columns(t, m->kd, k, t->k->ld, m->n, m->n16);
     memset(m->dk, 0, (size_t)(m->n16 * t->hdp) * 4);
     memset(m->dv, 0, (size_t)(m->n16 * t->hdp) * 4);
 }
@@ -92,16 +121,43 @@ static void scores(const struct bwd *t, struct item *m, float *out, const float 
         int R, const float *panels, int64_t kb, int64_t end)
 {
     const struct tw_kern *k = t->d->k;
-    int64_t hd = t->a->hd;
+    int64_t hdw = t->hdw;
 
-    for (int r = 0; r < R; r++) {
+    for (int r = 0; r < R; r++)
         memset(out + r * m->lds, 0, (size_t)(end - kb) * 4);
-        for (int64_t d = 0; d < hd; d++)
+    if (t->low)
+        k->pack16((uint32_t *)m->pack, x, ld, R, hdw, t->a->hd);
+    for (int r = 0; !t->low && r < R; r++)
+        for (int64_t d = 0; d < hdw; d++)
             m->pack[d * R + r] = x[r * ld + d];
-    }
     for (int64_t j = kb, np; j < end; j += np * 16) {
-        np = tw_min(k->pr, (end - j) / 16);
-        k->mm(out + j - kb, m->lds, m->pack, R, panels + j * hd, hd * 16, hd, R, (int)np);
+        np = tw_min(t->pr, (end - j) / 16);
+        if (t->low)
+            k->mm16(out + j - kb, m->lds, (uint32_t *)m->pack, (uint32_t *)panels + j * hdw,
+                    hdw * 16, hdw, R, (int)np);
+        else
+            k->mm(out + j - kb, m->lds, m->pack, R, panels + j * hdw, hdw * 16, hdw, R, (int)np);
+    }
+}
+
+/* dq of R rows whose dS is DP, keys [kb, end). */
+static void dq_rows(const struct bwd *t, struct item *m, const float *dp, int R, int64_t kb,
+        int64_t end)
+{
+    const struct tw_kern *k = t->d->k;
+
+    memset(m->dq, 0, (size_t)(R * t->hdp) * 4);
+    if (t->low)
+        k->pack16((uint32_t *)m->pack, dp, m->lds, R, (end - kb) / 2, end - kb);
+    for (int64_t p = 0, np; p < t->hdp / 16; p += np) {
+        np = tw_min(t->pr, t->hdp / 16 - p);
+        if (t->low)
+            k->mm16(m->dq + p * 16, t->hdp, (uint32_t *)m->pack,
+                    (uint32_t *)m->kd + (p * m->n16 + kb) / 2 * 16, m->n16 / 2 * 16,
+                    (end - kb) / 2, R, (int)np);
+        else
+            k->mms(m->dq + p * 16, t->hdp, dp, m->lds, m->kd + (p * m->n16 + kb) * 16,
+                    m->n16 * 16, end - kb, R, (int)np);
     }
 }
 
@@ -123,12 +179,7 @@ static void query_rows(const struct bwd *t, struct item *m, int64_t h, int64_t i
         k->dsoft(s + x * m->lds, dp + x * m->lds, lo - kb, i + x + 1 - kb, end - kb, t->a->scale,
                 t->lse[(row + x) * t->a->nh + h], delta);
     }
-    memset(m->dq, 0, (size_t)(R * t->hdp) * 4);
-    for (int64_t p = 0, np; p < t->hdp / 16; p += np) {
-        np = tw_min(k->pr, t->hdp / 16 - p);
-        k->mms(m->dq + p * 16, t->hdp, dp, m->lds, m->kd + (p * m->n16 + kb) * 16, m->n16 * 16,
-                tw_min(end, i + R) - kb, R, (int)np);
-    }
+    dq_rows(t, m, dp, R, kb, t->low ? tw_up(i + R, 32) : tw_min(end, i + R));
     for (int x = 0; x < R; x++)
         memcpy(tw_row(t->dq, row + x) + h * hd, m->dq + x * t->hdp, (size_t)hd * 4);
 }
@@ -139,28 +190,36 @@ static void key_rows(const struct bwd *t, struct item *m, float *out, const floa
 {
     const struct tw_kern *k = t->d->k;
 
-    for (int64_t p = 0, np; p < t->hdp / 16; p += np) {
-        np = tw_min(k->pr, t->hdp / 16 - p);
-        for (int64_t j = kb, R; j < end; j += R) {
-            R = tw_min(k->mr, end - j);
-            k->mm(out + j * t->hdp + p * 16, t->hdp, w + j - kb, m->lds, x + p * TILE * 16,
-                    TILE * 16, n, (int)R, (int)np);
+    for (int64_t j = kb, R; j < end; j += R) {
+        R = tw_min(t->mr, end - j);
+        if (t->low)
+            k->pairs_a((uint32_t *)m->pack, (int)R, w + j - kb, m->lds, (int)R, TILE / 2, n,
+                    false, 0);
+        for (int64_t p = 0, np; p < t->hdp / 16; p += np) {
+            np = tw_min(t->pr, t->hdp / 16 - p);
+            if (t->low)
+                k->mm16(out + j * t->hdp + p * 16, t->hdp, (uint32_t *)m->pack,
+                        (uint32_t *)x + p * TILE / 2 * 16, TILE / 2 * 16, TILE / 2, (int)R,
+                        (int)np);
+            else
+                k->mm(out + j * t->hdp + p * 16, t->hdp, w + j - kb, m->lds, x + p * TILE * 16,
+                        TILE * 16, n, (int)R, (int)np);
         }
     }
 }
 
 static void tile(const struct bwd *t, struct item *m, int64_t h, int64_t i0)
 {
-    int64_t hd = t->a->hd, n = tw_min(TILE, m->n - i0), end = tw_up(i0 + n, 16);
-    int64_t kb = t->a->window ? tw_max(0, i0 + 1 - t->a->window) / 16 * 16 : 0;
+    int64_t hd = t->a->hd, n = tw_min(TILE, m->n - i0), end = tw_up(i0 + n, t->align);
+    int64_t kb = t->a->window ? tw_max(0, i0 + 1 - t->a->window) / t->align * t->align : 0;
     int64_t row = m->q->q0 + i0;
 
     for (int r = 0, R; r < n; r += R) {
-        R = (int)tw_min(t->d->k->mr, n - r);
+        R = (int)tw_min(t->mr, n - r);
         query_rows(t, m, h, i0 + r, R, r, kb, end);
     }
-    columns(m->qd, tw_row(t->q, row) + h * hd, t->q->ld, n, TILE, hd);
-    columns(m->od, tw_row(t->dout, row) + h * hd, t->dout->ld, n, TILE, hd);
+    columns(t, m->qd, tw_row(t->q, row) + h * hd, t->q->ld, n, TILE);
+    columns(t, m->od, tw_row(t->dout, row) + h * hd, t->dout->ld, n, TILE);
     key_rows(t, m, m->dv, m->s, m->od, n, kb, end);
     key_rows(t, m, m->dk, m->dp, m->qd, n, kb, end);
 }
@@ -189,11 +248,18 @@ void tw_cpu_attn_bwd(struct tw_dev *dev, struct tw_tensor *dq, struct tw_tensor 
 {
     struct bwd t = { .d = (struct tw_cpu *)dev, .a = a, .q = q, .k = k, .v = v, .o = o,
         .dout = dout, .dq = dq, .dk = dk, .dv = dv, .lse = lse, .group = a->nh / a->nkv,
-        .hdp = tw_up(a->hd, 16) };
+        .hdp = tw_up(a->hd, 16), .hdw = a->hd, .align = 16 };
 
+    t.low = t.d->low;
+    t.mr = t.low ? t.d->k->mr16 : t.d->k->mr;
+    t.pr = t.low ? t.d->k->pr16 : t.d->k->pr;
+    if (t.low) {
+        t.align = 32;
+        t.hdw = tw_up(a->hd, 32) / 2;
+    }
     for (int64_t s = 0; s < a->nseq; s++)
         t.most = tw_max(t.most, a->seq[s].nq);
-    t.own = item_words(t.most, a->hd);
+    t.own = item_words(&t, t.most);
     if (tw_cpu_scratch(t.d, TW_SLOT_OWN, (size_t)(t.own * t.d->threads) * 4))
         tw_cpu_run(t.d, a->nseq * a->nkv, bwd_item, &t);
 }

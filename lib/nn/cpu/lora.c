@@ -138,15 +138,15 @@ static void chain(struct tw_cpu *d, const struct tw_lora_run *r, float *c, bool 
             .a_cols = true, .bkind = TW_B_ROWS, .b = b, .ldb = ldb }, .low = d->low, .c = c,
         .ldc = turned ? m : n, .c_cols = turned, .cont = true, .scale = 1 };
     const int64_t *t0 = d->slot[TW_SLOT_CUT].p;
-    int64_t *cut = tw_cpu_scratch(d, TW_SLOT_LIST, (size_t)(d->ncut + 1) * sizeof *cut);
+    int64_t *cut = tw_cpu_scratch(d, TW_SLOT_LIST, (size_t)(d->ncut + 2) * sizeof *cut);
 
     if (!cut)
         return;
-    for (int64_t s = 0; s < d->ncut; s++)   /* a run is whole sequences */
-        if (t0[s] >= r->t0 && t0[s] < r->t1) {
-            cut[g.ncut++] = t0[s] - r->t0;
-            cut[g.ncut] = r->t1 - r->t0;
-        }
+    cut[0] = 0;
+    for (int64_t s = 0; s < d->ncut; s++)
+        if (t0[s] > r->t0 && t0[s] < r->t1)
+            cut[++g.ncut] = t0[s] - r->t0;
+    cut[++g.ncut] = r->t1 - r->t0;
     g.cut = cut;
     tw_cpu_gemm(d, &g);
 }
