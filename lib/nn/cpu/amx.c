@@ -89,13 +89,23 @@ AMX static void load_config(int r0, int r1, int P)
 /* One shape each, so that the loop has no branches. */
 #define BODY(two_rows, two_panels)                                                                 \
     do {                                                                                           \
-        _tile_loadd(0, c, cs);                                                                     \
-        if (two_panels)                                                                            \
-            _tile_loadd(1, c + 16, cs);                                                            \
-        if (two_rows)                                                                              \
-            _tile_loadd(2, c1, cs);                                                                \
-        if (two_rows && two_panels)                                                                \
-            _tile_loadd(3, c1 + 16, cs);                                                           \
+        if (first) {                                                                               \
+            _tile_zero(0);                                                                         \
+            if (two_panels)                                                                        \
+                _tile_zero(1);                                                                     \
+            if (two_rows)                                                                          \
+                _tile_zero(2);                                                                     \
+            if (two_rows && two_panels)                                                            \
+                _tile_zero(3);                                                                     \
+        } else {                                                                                   \
+            _tile_loadd(0, c, cs);                                                                 \
+            if (two_panels)                                                                        \
+                _tile_loadd(1, c + 16, cs);                                                        \
+            if (two_rows)                                                                          \
+                _tile_loadd(2, c1, cs);                                                            \
+            if (two_rows && two_panels)                                                            \
+                _tile_loadd(3, c1 + 16, cs);                                                       \
+        }                                                                                          \
         for (int64_t i = 0; i < s; i += 16, a += R * 16) {                                         \
             _tile_loadd(4, a, 64);                                                                 \
             _tile_loadd(6, b + i * 16, 64);                                                        \
@@ -121,7 +131,7 @@ AMX static void load_config(int r0, int r1, int P)
     } while (0)
 
 AMX void tw_amx_mm16(float *c, int64_t ldc, const uint32_t *a, const uint32_t *b, int64_t bp,
-        int64_t s, int R, int P)
+        int64_t s, bool first, int R, int P)
 {
     int r0 = R < 16 ? R : 16, r1 = R - r0;
     int64_t cs = ldc * 4;

@@ -155,8 +155,6 @@ static void scores(const struct att *t, int64_t sq, int64_t kvh, float *s, const
     const struct tw_kern *k = t->d->k;
     int64_t bk = t->seq[sq].bk, hdw = t->hdw;
 
-    for (int r = 0; r < R; r++)
-        memset(s + r * t->lds, 0, (size_t)(end - kb) * 4);
     for (int64_t j = kb, np; j < end; j += np * 16) {
         int64_t in = j % bk;
         const float *b = block_of(t, sq, kvh, j) + in * hdw;
@@ -164,9 +162,9 @@ static void scores(const struct att *t, int64_t sq, int64_t kvh, float *s, const
         np = tw_min(t->pr, tw_min(bk - in, end - j) / 16);
         if (t->low)
             k->mm16(s + j - kb, t->lds, (const uint32_t *)qp, (const uint32_t *)b, hdw * 16, hdw,
-                    R, (int)np);
+                    true, R, (int)np);
         else
-            k->mm(s + j - kb, t->lds, qp, R, b, hdw * 16, hdw, R, (int)np);
+            k->mm(s + j - kb, t->lds, qp, R, b, hdw * 16, hdw, true, R, (int)np);
     }
 }
 
@@ -184,7 +182,8 @@ static void mix(const struct att *t, int64_t sq, int64_t kvh, float *o, const fl
         n = tw_min(hi - j, bk - in);
         for (int64_t p = 0, np; p < t->hdp / 16; p += np) {
             np = tw_min(k->pr, t->hdp / 16 - p);
-            k->mms(o + p * 16, t->hdp, s + j - kb, t->lds, v + p * bk * 16, bk * 16, n, R, (int)np);
+            k->mms(o + p * 16, t->hdp, s + j - kb, t->lds, v + p * bk * 16, bk * 16, n, j == lo,
+                    R, (int)np);
         }
     }
 }
@@ -204,7 +203,8 @@ static void mix16(const struct att *t, int64_t sq, int64_t kvh, float *o, const 
         k->pack16(pp, s + j - lo, t->lds, R, n / 2, n);
         for (int64_t p = 0, np; p < t->hdp / 16; p += np) {
             np = tw_min(t->pr, t->hdp / 16 - p);
-            k->mm16(o + p * 16, t->hdp, pp, v + p * bk / 2 * 16, bk / 2 * 16, n / 2, R, (int)np);
+            k->mm16(o + p * 16, t->hdp, pp, v + p * bk / 2 * 16, bk / 2 * 16, n / 2, j == lo, R,
+                    (int)np);
         }
     }
 }
@@ -252,7 +252,6 @@ static void attn_rows(const struct att *t, const struct rows *w)
     float max[MOST_ROWS], sum[MOST_ROWS];
 
     pack_queries(t, w);
-    memset(w->o, 0, (size_t)(w->R * t->hdp) * 4);
     scores(t, w->sq, w->kvh, w->s, w->qp, w->R, kb, end);
     for (int r = 0; r < w->R; r++) {
         int64_t pos = q->past + (w->r0 + r) / t->group;

@@ -123,8 +123,6 @@ static void scores(const struct bwd *t, struct item *m, float *out, const float 
     const struct tw_kern *k = t->d->k;
     int64_t hdw = t->hdw;
 
-    for (int r = 0; r < R; r++)
-        memset(out + r * m->lds, 0, (size_t)(end - kb) * 4);
     if (t->low)
         k->pack16((uint32_t *)m->pack, x, ld, R, hdw, t->a->hd);
     for (int r = 0; !t->low && r < R; r++)
@@ -134,9 +132,10 @@ static void scores(const struct bwd *t, struct item *m, float *out, const float 
         np = tw_min(t->pr, (end - j) / 16);
         if (t->low)
             k->mm16(out + j - kb, m->lds, (uint32_t *)m->pack, (uint32_t *)panels + j * hdw,
-                    hdw * 16, hdw, R, (int)np);
+                    hdw * 16, hdw, true, R, (int)np);
         else
-            k->mm(out + j - kb, m->lds, m->pack, R, panels + j * hdw, hdw * 16, hdw, R, (int)np);
+            k->mm(out + j - kb, m->lds, m->pack, R, panels + j * hdw, hdw * 16, hdw, true, R,
+                    (int)np);
     }
 }
 
@@ -146,7 +145,6 @@ static void dq_rows(const struct bwd *t, struct item *m, const float *dp, int R,
 {
     const struct tw_kern *k = t->d->k;
 
-    memset(m->dq, 0, (size_t)(R * t->hdp) * 4);
     if (t->low)
         k->pack16((uint32_t *)m->pack, dp, m->lds, R, (end - kb) / 2, end - kb);
     for (int64_t p = 0, np; p < t->hdp / 16; p += np) {
@@ -154,10 +152,10 @@ static void dq_rows(const struct bwd *t, struct item *m, const float *dp, int R,
         if (t->low)
             k->mm16(m->dq + p * 16, t->hdp, (uint32_t *)m->pack,
                     (uint32_t *)m->kd + (p * m->n16 + kb) / 2 * 16, m->n16 / 2 * 16,
-                    (end - kb) / 2, R, (int)np);
+                    (end - kb) / 2, true, R, (int)np);
         else
             k->mms(m->dq + p * 16, t->hdp, dp, m->lds, m->kd + (p * m->n16 + kb) * 16,
-                    m->n16 * 16, end - kb, R, (int)np);
+                    m->n16 * 16, end - kb, true, R, (int)np);
     }
 }
 
@@ -199,11 +197,11 @@ static void key_rows(const struct bwd *t, struct item *m, float *out, const floa
             np = tw_min(t->pr, t->hdp / 16 - p);
             if (t->low)
                 k->mm16(out + j * t->hdp + p * 16, t->hdp, (uint32_t *)m->pack,
-                        (uint32_t *)x + p * TILE / 2 * 16, TILE / 2 * 16, TILE / 2, (int)R,
-                        (int)np);
+                        (uint32_t *)x + p * TILE / 2 * 16, TILE / 2 * 16, TILE / 2, false,
+                        (int)R, (int)np);
             else
                 k->mm(out + j * t->hdp + p * 16, t->hdp, w + j - kb, m->lds, x + p * TILE * 16,
-                        TILE * 16, n, (int)R, (int)np);
+                        TILE * 16, n, false, (int)R, (int)np);
         }
     }
 }

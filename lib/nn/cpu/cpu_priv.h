@@ -12,17 +12,18 @@ struct tw_kern {
     int mr, pr;                 /* rows and panels of the f32 product's block */
     int mr16, pr16;             /* of the bf16 product's */
     int64_t kc16;               /* pairs of a block of its sum */
+    int64_t mc16;               /* rows that pass a panel of weights */
     int64_t unit16;             /* pairs whose sum is one step of the chain: 1, of a tile 16 */
 
     /* c[r * ldc + p * 16 ..] += the sum over s of A(r, s) * b[p * bp + s * 16 ..], r in [0, R), p
-     * in [0, P). mm: A(r, s) = a[s * as + r]. mms: a[r * ar + s]. mm16: A as pack16 made it, S
+     * in [0, P); FIRST: c is zero, whatever lies there. mm: A(r, s) = a[s * as + r]. mms: a[r * ar + s]. mm16: A as pack16 made it, S
      * counts pairs and b holds pairs of bf16. */
     void (*mm)(float *c, int64_t ldc, const float *a, int64_t as, const float *b, int64_t bp,
-            int64_t s, int R, int P);
+            int64_t s, bool first, int R, int P);
     void (*mms)(float *c, int64_t ldc, const float *a, int64_t ar, const float *b, int64_t bp,
-            int64_t s, int R, int P);
+            int64_t s, bool first, int R, int P);
     void (*mm16)(float *c, int64_t ldc, const uint32_t *a, const uint32_t *b, int64_t bp, int64_t s,
-            int R, int P);
+            bool first, int R, int P);
     /* dst[s * R + r] = src[r * ld + s]; pack16: pairs, columns at or past K are zero. */
     void (*pack)(float *dst, const float *src, int64_t ld, int R, int64_t s);
     void (*pack16)(uint32_t *dst, const float *src, int64_t ld, int R, int64_t s, int64_t k);
@@ -45,6 +46,9 @@ struct tw_kern {
     /* y = x * scale + bias + res over n columns; bias, res may be NULL. */
     void (*epi)(float *y, const float *x, int64_t n, float scale, const float *bias,
             const float *res);
+    /* The same for rows. */
+    void (*epis)(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows, int64_t n,
+            float scale, const float *bias, const float *res, int64_t ldres);
 
     float (*dot)(const float *a, const float *b, int64_t n);
     float (*rms)(float *y, const float *x, const float *w, int64_t n, float eps, float off);
@@ -84,7 +88,7 @@ void tw_amx_pack16(uint32_t *dst, const float *src, int64_t ld, int R, int64_t s
 void tw_amx_pairs(uint32_t *dst, int W, const float *src, int64_t ld, int R, int64_t s, int64_t k,
         bool first_high, uint32_t pad);
 void tw_amx_mm16(float *c, int64_t ldc, const uint32_t *a, const uint32_t *b, int64_t bp,
-        int64_t s, int R, int P);
+        int64_t s, bool first, int R, int P);
 #endif
 
 /* Scratch buffers of the device by use; an op uses each for one thing at a time. */
@@ -178,6 +182,7 @@ void tw_cpu_transpose(struct tw_cpu *d, void *wt, const struct tw_mat *w, int64_
 #define TW_MC_RAW 256
 #define TW_KC 576
 #define TW_TILE_WORDS ((TW_TILE + TW_MC_RAW) * 16)
+#define TW_STRIP_WORDS (512 * 48)      /* sums of a strip: mc16 rows, pr panels */
 #define TW_OWN_WORDS (TW_TILE_WORDS + TW_MC_RAW * TW_KC + TW_MC * TW_KC + 3 * 16 * TW_KC)
 
 /* The ops, by file. */

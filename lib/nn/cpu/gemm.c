@@ -1,14 +1,18 @@
-/* gemm.c - every product of the CPU: tiles of up to TW_MC rows and TW_NC panels are work items; a
- * tile lies in the thread's own memory while blocks of the sum are added to it in order, so cutting
- * the sum for the caches does not change the chain. Inputs are packed per tile: A interleaved by
- * block of rows, B (unless it already lies in panels) as panels.
+/* gemm.c - every product of the CPU. Blocks of the sum are added in order to what lies in the
+ * thread's own memory, so cutting the sum for the caches does not change the chain. Inputs are
+ * packed by the thread that uses them: A interleaved by block of rows, B (unless it already lies in
+ * panels) as panels. A product is cut in one of two ways:
  *
- * Where there are many rows and not too many columns, a work item is all columns of some rows: A is
- * packed once, and for the narrow side products (LoRA) as well.
+ * Strips, where B lies in panels: a work item packs some rows of A once, for the narrow side
+ * products (LoRA) as well, and goes through its columns by the panels of one block; the sums of a
+ * strip stay in L1 or L2 and are finished into C before the next strip.
+ *
+ * Tiles, where B must be packed: up to TW_MC_RAW rows and TW_TILE / rows panels, so that what is
+ * packed is used often.
  *
  * What bounds it: a block of 8 rows and 3 panels does 24 multiply-adds per 11 loads; B's panels (up
- * to 3 * TW_KC * 64 bytes) stay in L2 while all rows of the tile pass, A's block in L1. Few rows
- * (decoding) are bound by reading B once. */
+ * to 3 * TW_KC * 64 bytes) stay in L2 while all rows pass, A's block in L1. Few rows (decoding) are
+ * bound by reading B once. */
 #include "nn/cpu/cpu_priv.h"
 
 struct job {
@@ -18,7 +22,7 @@ struct job {
     int64_t mc, nc, nj;         /* rows and panels of a tile, tiles per row of tiles */
     int64_t s, kc;              /* length of the sum and of a block, in words */
     int mr, pr;
-    bool whole;                 /* an item is all columns of its rows */
+    bool strips, sides;         /* the way of strips; its items do side products as well */
     const struct step *step;    /* NULL: pair i of the sum is 2i and 2i + 1 */
 };
 
@@ -172,19 +176,19 @@ static const float *pack_b(const struct job *j, const struct tile *t, const stru
 }
 
 static void block(const struct job *j, float *c, int64_t ldc, const float *a, const float *b,
-        int64_t bp, int64_t n, int rows, int np)
+        int64_t bp, int64_t n, bool first, int rows, int np)
 {
     const struct tw_kern *k = j->d->k;
 
     if (j->bf)
-        k->mm16(c, ldc, (const uint32_t *)a, (const uint32_t *)b, bp, n, rows, np);
+        k->mm16(c, ldc, (const uint32_t *)a, (const uint32_t *)b, bp, n, first, rows, np);
     else
-        k->mm(c, ldc, a, rows, b, bp, n, rows, np);
+        k->mm(c, ldc, a, rows, b, bp, n, first, rows, np);
 }
 
 /* Adds words [s0, s0 + n) of F's product to rows [r0, r1) of the tile; A is packed. */
 static void tile_block(const struct job *j, const struct tile *t, const struct tw_factors *f,
-        const float *a, int64_t r0, int64_t r1, int64_t s0, int64_t n)
+        const float *a, int64_t r0, int64_t r1, int64_t s0, int64_t n, bool first)
 {
     for (int64_t p = t->p0; p < t->p1; p += j->pr) {
         int np = (int)tw_min(j->pr, t->p1 - p);
@@ -193,7 +197,7 @@ static void tile_block(const struct job *j, const struct tile *t, const struct t
 
         for (int64_t r = r0; r < r1; r += j->mr)
             block(j, t->c + (r - t->r0) * t->ld + (p - t->p0) * 16, t->ld, a + (r - r0) * n, b,
-                    bp, n, (int)tw_min(j->mr, r1 - r), np);
+                    bp, n, first, (int)tw_min(j->mr, r1 - r), np);
     }
 }
 
@@ -205,53 +209,8 @@ static void tile_more(const struct job *j, const struct tile *t, const struct tw
         int64_t n = tw_min(TW_KC, words - s);
 
         pack_a(j, t->more, f, r0, r1, s, n);
-        tile_block(j, t, f, t->more, r0, r1, s, n);
+        tile_block(j, t, f, t->more, r0, r1, s, n, false);
     }
-}
-
-/* A side product of the tile's rows, A being packed: panel by panel, in the place of the sums. */
-static void tile_side(const struct job *j, const struct tile *t, const struct tw_side *e)
-{
-    int64_t r0 = tw_max(t->r0, e->f.r0), r1 = tw_min(t->r1, e->f.r1), rows = t->r1 - t->r0;
-    int64_t from = (r0 - t->r0) / j->mr * j->mr + t->r0;
-
-    for (int64_t p = 0; r0 < r1 && p * 16 < e->n; p++) {
-        memset(t->c, 0, (size_t)rows * 64);
-        for (int64_t s = 0; s < j->s; s += j->kc) {
-            int64_t n = tw_min(j->kc, j->s - s), bp;
-            const float *b = pack_b(j, t, &e->f, e->n, p, 1, s, n, &bp);
-
-            for (int64_t r = from; r < r1; r += j->mr)
-                block(j, t->c + (r - t->r0) * 16, 16, t->a + s * rows + (r - t->r0) * n, b, bp, n,
-                        (int)tw_min(j->mr, t->r1 - r), 1);
-        }
-        for (int64_t r = r0; r < r1; r++)
-            j->d->k->epi(e->out + (r - e->f.r0) * e->ldo + p * 16, t->c + (r - t->r0) * 16,
-                    tw_min(16, e->n - p * 16), e->scale, NULL, NULL);
-    }
-}
-
-static void tile_sums(const struct job *j, struct tile *t)
-{
-    const struct tw_gemm *g = j->g;
-    int64_t rows = t->r1 - t->r0;
-
-    t->ld = (t->p1 - t->p0) * 16 + 16;  /* no power of two: rows on different sets of the cache */
-    if (g->cont)
-        tile_move(j, t, false);
-    else
-        memset(t->c, 0, (size_t)(rows * t->ld) * 4);
-    for (int64_t s = 0; s < j->s; s += j->kc) {
-        int64_t n = tw_min(j->kc, j->s - s);
-        float *a = j->whole ? t->a + s * rows : t->a;
-
-        if (!j->whole)
-            pack_a(j, a, &g->f, t->r0, t->r1, s, n);
-        tile_block(j, t, &g->f, a, t->r0, t->r1, s, n);
-    }
-    for (int64_t m = 0; m < g->nmore; m++)
-        tile_more(j, t, &g->more[m]);
-    tile_move(j, t, true);
 }
 
 static struct tile tile_at(const struct job *j, int thread, int64_t r0)
@@ -259,35 +218,136 @@ static struct tile tile_at(const struct job *j, int thread, int64_t r0)
     struct tile t = { .r0 = r0, .r1 = tw_min(j->g->m, r0 + j->mc) };
 
     t.c = (float *)j->d->own + (size_t)thread * TW_OWN_WORDS;
-    t.a = t.c + TW_TILE_WORDS;
-    t.more = t.a + TW_MC_RAW * TW_KC;
-    t.b = t.more + TW_MC * TW_KC;
+    t.b = t.c + TW_OWN_WORDS - 3 * 16 * TW_KC;
+    t.more = t.b - TW_MC * TW_KC;
+    t.a = t.c + (j->strips ? TW_STRIP_WORDS : TW_TILE_WORDS);
     return t;
 }
 
 static void tile_job(void *arg, int64_t i, int thread)
 {
     const struct job *j = arg;
+    const struct tw_gemm *g = j->g;
     struct tile t = tile_at(j, thread, i / j->nj * j->mc);
 
     t.p0 = i % j->nj * j->nc;
-    t.p1 = tw_min((j->g->n + 15) / 16, t.p0 + j->nc);
-    tile_sums(j, &t);
+    t.p1 = tw_min((g->n + 15) / 16, t.p0 + j->nc);
+    t.ld = (t.p1 - t.p0) * 16 + 16;     /* no power of two: rows on different sets of the cache */
+    if (g->cont)
+        tile_move(j, &t, false);
+    else if (!j->s)
+        memset(t.c, 0, (size_t)((t.r1 - t.r0) * t.ld) * 4);
+    for (int64_t s = 0; s < j->s; s += j->kc) {
+        int64_t n = tw_min(j->kc, j->s - s);
+
+        pack_a(j, t.a, &g->f, t.r0, t.r1, s, n);
+        tile_block(j, &t, &g->f, t.a, t.r0, t.r1, s, n, !s && !g->cont);
+    }
+    for (int64_t m = 0; m < g->nmore; m++)
+        tile_more(j, &t, &g->more[m]);
+    tile_move(j, &t, true);
 }
 
-static void rows_job(void *arg, int64_t i, int thread)
+/* Strips: all sums of the rows for the panels of one block, finished into C before the next. */
+
+/* A side product, A being packed; panel by panel. */
+static void strip_side(const struct job *j, const struct tile *t, const struct tw_side *e)
+{
+    int64_t r0 = tw_max(t->r0, e->f.r0), r1 = tw_min(t->r1, e->f.r1), rows = t->r1 - t->r0;
+    int64_t from = (r0 - t->r0) / j->mr * j->mr + t->r0;
+
+    for (int64_t p = 0; r0 < r1 && p * 16 < e->n; p++) {
+        for (int64_t s = 0; s < j->s; s += j->kc) {
+            int64_t n = tw_min(j->kc, j->s - s), bp;
+            const float *b = pack_b(j, t, &e->f, e->n, p, 1, s, n, &bp);
+
+            for (int64_t r = from; r < r1; r += j->mr)
+                block(j, t->c + (r - t->r0) * 16, 16, t->a + s * rows + (r - t->r0) * n, b, bp, n,
+                        !s, (int)tw_min(j->mr, t->r1 - r), 1);
+        }
+        j->d->k->epis(e->out + (r0 - e->f.r0) * e->ldo + p * 16, e->ldo,
+                t->c + (r0 - t->r0) * 16, 16, r1 - r0, tw_min(16, e->n - p * 16), e->scale, NULL,
+                NULL, 0);
+    }
+}
+
+/* The packed rows of a further product for the whole item; 0 words: it does not reach the rows, or
+ * there is no room and it is packed again for every strip. */
+static int64_t strip_room(const struct job *j, const struct tile *t, const struct tw_factors *f)
+{
+    int64_t rows = tw_min(t->r1, f->r1) - tw_max(t->r0, f->r0), words = words_of(j, f);
+
+    return rows > 0 && words <= TW_KC ? rows * words : 0;
+}
+
+static void strip_more(const struct job *j, struct tile *t, int64_t p, bool packed)
+{
+    float *at = t->more;
+
+    t->p0 = p;
+    t->p1 = tw_min((j->g->n + 15) / 16, p + j->pr);
+    for (int64_t m = 0; m < j->g->nmore; m++) {
+        const struct tw_factors *f = &j->g->more[m];
+
+        if (packed && strip_room(j, t, f))
+            tile_block(j, t, f, at, tw_max(t->r0, f->r0), tw_min(t->r1, f->r1), 0,
+                    words_of(j, f), false);
+        else
+            tile_more(j, t, f);
+        at += strip_room(j, t, f);
+    }
+}
+
+/* Packs what all strips need. False: there was no room for the further products. */
+static bool strip_open(const struct job *j, const struct tile *t)
+{
+    const struct tw_gemm *g = j->g;
+    int64_t room = 0;
+    float *at = t->more;
+
+    for (int64_t s = 0; s < j->s; s += j->kc)
+        pack_a(j, t->a + s * (t->r1 - t->r0), &g->f, t->r0, t->r1, s, tw_min(j->kc, j->s - s));
+    for (int64_t e = 0; e < g->nside && j->sides; e++)
+        strip_side(j, t, &g->side[e]);
+    for (int64_t m = 0; m < g->nmore; m++)
+        room += strip_room(j, t, &g->more[m]);
+    for (int64_t m = 0; m < g->nmore && room <= TW_MC * TW_KC; m++) {
+        const struct tw_factors *f = &g->more[m];
+        int64_t n = strip_room(j, t, f);
+
+        if (n)
+            pack_a(j, at, f, tw_max(t->r0, f->r0), tw_min(t->r1, f->r1), 0, words_of(j, f));
+        at += n;
+    }
+    return room <= TW_MC * TW_KC;
+}
+
+static void strip_job(void *arg, int64_t i, int thread)
 {
     const struct job *j = arg;
     const struct tw_gemm *g = j->g;
-    struct tile t = tile_at(j, thread, i * j->mc);
+    struct tile t = tile_at(j, thread, i / j->nj * j->mc);
+    int64_t p0 = i % j->nj * j->nc, p1 = tw_min((g->n + 15) / 16, p0 + j->nc);
+    int64_t rows = t.r1 - t.r0, ld = t.ld = j->pr * 16;
+    bool packed = strip_open(j, &t);
 
-    for (int64_t s = 0; s < j->s; s += j->kc)
-        pack_a(j, t.a + s * (t.r1 - t.r0), &g->f, t.r0, t.r1, s, tw_min(j->kc, j->s - s));
-    for (int64_t e = 0; e < g->nside; e++)
-        tile_side(j, &t, &g->side[e]);
-    for (t.p0 = 0; t.p0 * 16 < g->n; t.p0 = t.p1) {
-        t.p1 = tw_min((g->n + 15) / 16, t.p0 + j->nc);
-        tile_sums(j, &t);
+    for (int64_t p = p0; p < p1; p += j->pr) {
+        int np = (int)tw_min(j->pr, p1 - p);
+        int64_t c0 = p * 16;
+
+        for (int64_t s = 0; s < j->s; s += j->kc) {
+            int64_t n = tw_min(j->kc, j->s - s);
+            const float *b = (const float *)g->f.b + (p * j->s + s) * 16;
+
+            for (int64_t r = 0; r < rows; r += j->mr)
+                block(j, t.c + r * ld, ld, t.a + s * rows + r * n, b, j->s * 16, n, !s,
+                        (int)tw_min(j->mr, rows - r), np);
+        }
+        if (g->nmore)
+            strip_more(j, &t, p, packed);
+        j->d->k->epis(g->c + t.r0 * g->ldc + c0, g->ldc, t.c, ld, rows,
+                tw_min(g->n - c0, np * 16), g->scale, g->bias ? g->bias + c0 : NULL,
+                g->res ? g->res + t.r0 * g->ldres + c0 : NULL, g->ldres);
     }
 }
 
@@ -341,28 +401,37 @@ static int64_t plan_tiles(struct job *j)
     return rows * j->nj;
 }
 
-/* The other way to cut, see above. Returns the items; 0: not for this shape. */
-static int64_t plan_rows(struct job *j)
+/* Cuts C for the way of strips. Returns the items; 0: it is not for this shape. */
+static int64_t plan_strips(struct job *j)
 {
     const struct tw_gemm *g = j->g;
+    const struct tw_kern *k = j->d->k;
     bool panels = g->f.bkind == TW_B_PANEL || g->f.bkind == TW_B_PANEL16;
-    int64_t threads = j->d->threads, most, blocks;
+    int64_t items = 4 * j->d->threads, np = (g->n + 15) / 16, most, rows, cols, blocks;
+    int64_t room = TW_OWN_WORDS - TW_STRIP_WORDS - 3 * 16 * TW_KC - TW_MC * TW_KC;
 
-    if (!panels || g->n > 4096 || g->n < 1 || j->s < 1)
+    if (!panels || g->n < 1 || j->s < 1 || g->cont || g->c_panel || g->c_cols)
         return 0;
-    most = tw_min(TW_MC, TW_MC_RAW * TW_KC / j->s) / 32 * 32;
-    j->mc = tw_min(most, tw_up((g->m + 4 * threads - 1) / (4 * threads), 32));
-    if (j->mc < 32 || g->m <= j->mc || (g->m + j->mc - 1) / j->mc < 2 * threads)
+    j->mr = j->bf ? k->mr16 : k->mr;
+    j->pr = j->bf ? k->pr16 : k->pr;
+    most = tw_min(j->bf ? k->mc16 : TW_MC, room / j->s) / j->mr * j->mr;
+    if (most < j->mr)
         return 0;
-    j->whole = true;
-    j->mr = j->bf ? j->d->k->mr16 : j->d->k->mr;
-    j->pr = j->bf ? j->d->k->pr16 : j->d->k->pr;
-    j->mc = j->mc / j->mr * j->mr;
-    j->kc = j->bf ? j->d->k->kc16 : TW_KC;
+    rows = (g->m + most - 1) / most;
+    if (np <= 256 && rows < items && g->m >= 64 * j->d->threads)    /* rather rows than columns */
+        rows = tw_min(items, (g->m + 63) / 64);
+    j->mc = tw_up((g->m + rows - 1) / rows, j->mr);
+    rows = (g->m + j->mc - 1) / j->mc;
+    cols = rows < items ? (items + rows - 1) / rows : 1;
+    j->nc = tw_up((np + cols - 1) / cols, j->pr > 1 ? j->pr : 3);
+    j->nj = (np + j->nc - 1) / j->nc;
+    /* Few rows: the whole sum at once, so that a panel is read as one stream. */
+    j->kc = g->m <= 32 ? j->s : tw_min(j->s, j->bf ? k->kc16 : TW_KC);
     blocks = (j->s + j->kc - 1) / j->kc;
     j->kc = tw_up((j->s + blocks - 1) / blocks, 16);
-    j->nc = tw_min(32 / j->pr * j->pr, TW_TILE / j->mc);
-    return (g->m + j->mc - 1) / j->mc;
+    j->strips = true;
+    j->sides = j->nj == 1;
+    return rows * j->nj;
 }
 
 /* A side product alone. */
@@ -386,14 +455,12 @@ void tw_cpu_gemm(struct tw_cpu *d, const struct tw_gemm *g)
     j.s = words_of(&j, &g->f);
     if (j.bf && g->f.a_cols && d->k->unit16 > 1 && !plan_steps(&j))
         return;
-    items = plan_rows(&j);
-    if (items) {
-        tw_cpu_run(d, items, rows_job, &j);
-        return;
-    }
-    for (int64_t e = 0; e < g->nside; e++)
+    items = plan_strips(&j);
+    for (int64_t e = 0; e < g->nside && !j.sides; e++)
         side_gemm(d, g, &g->side[e]);
-    if (g->n > 0)
+    if (items)
+        tw_cpu_run(d, items, strip_job, &j);
+    else if (g->n > 0)
         tw_cpu_run(d, plan_tiles(&j), tile_job, &j);
 }
 

@@ -37,6 +37,13 @@ static void epi(float *y, const float *x, int64_t n, float scale, const float *b
     }
 }
 
+static void epis(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows, int64_t n,
+        float scale, const float *bias, const float *res, int64_t ldres)
+{
+    for (int64_t r = 0; r < rows; r++)
+        epi(y + r * ldy, x + r * ldx, n, scale, bias, res ? res + r * ldres : NULL);
+}
+
 static float dot(const float *a, const float *b, int64_t n)
 {
     vf s = v_set(0);
@@ -197,9 +204,9 @@ static void sgd(float *w, const float *g, float *m, int64_t n, float lr, float m
 #include "nn/cpu/kern_soft.h"
 
 const struct tw_kern TW_KERN = {
-    .name = TW_KERN_NAME, .mr = MR, .pr = PR, .mr16 = MR, .pr16 = PR, .kc16 = TW_KC, .unit16 = 1,
+    .name = TW_KERN_NAME, .mr = MR, .pr = PR, .mr16 = MR, .pr16 = PR, .kc16 = TW_KC, .unit16 = 1, .mc16 = TW_MC,
     .mm = mm, .mms = mms, .mm16 = mm16, .pack = pack, .pack16 = pack16, .packc = packc, .low = low,
-    .pairs = pairs, .pairs_a = pairs, .panel = panel, .panel16 = panel16, .turn16 = turn16, .epi = epi,
+    .pairs = pairs, .pairs_a = pairs, .panel = panel, .panel16 = panel16, .turn16 = turn16, .epi = epi, .epis = epis,
     .dot = dot, .rms = rms, .rms_dx = rms_dx, .rms_dw = rms_dw, .rope = rope, .glu = glu,
     .glu_bwd = glu_bwd, .add = add, .axpy = axpy, .adamw = adamw, .sgd = sgd,
     .stats = stats, .dsoftmax = dsoftmax, .soft = soft, .dsoft = dsoft,

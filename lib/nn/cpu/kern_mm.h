@@ -17,8 +17,8 @@
 
 /* BF: pairs of bf16. A(r, s) is a[r * ar + s * as], where one of ar and as is the constant 1. */
 VFN void mm_block(float *restrict c, int64_t ldc, const float *restrict a, int64_t ar,
-        int64_t as, const float *restrict b, int64_t bp, int64_t s, const int R, const int P,
-        const bool bf)
+        int64_t as, const float *restrict b, int64_t bp, int64_t s, bool first, const int R,
+        const int P, const bool bf)
 {
     vf acc[MR][PR], x, w[PR];
 
@@ -26,7 +26,7 @@ VFN void mm_block(float *restrict c, int64_t ldc, const float *restrict a, int64
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
         for (int p = 0; p < P; p++)
-            acc[r][p] = v_load(c + r * ldc + p * 16);
+            acc[r][p] = first ? v_set(0) : v_load(c + r * ldc + p * 16);
     for (int64_t i = 0; i < s; i++) {
 #pragma GCC unroll 4
         for (int p = 0; p < P; p++)
@@ -49,7 +49,7 @@ VFN void mm_block(float *restrict c, int64_t ldc, const float *restrict a, int64
 
 #define MM_CASE(r, p)                                                                              \
     case (r) * 4 + (p):                                                                            \
-        mm_block(c, ldc, a, ar, as, b, bp, s, r, p, bf);                                           \
+        mm_block(c, ldc, a, ar, as, b, bp, s, first, r, p, bf);                                            \
         break;
 #if PR > 1
 #define MM_ROW(r) MM_CASE(r, 1) MM_CASE(r, 2) MM_CASE(r, 3)
@@ -58,7 +58,7 @@ VFN void mm_block(float *restrict c, int64_t ldc, const float *restrict a, int64
 #endif
 
 VFN void mm_switch(float *c, int64_t ldc, const float *a, int64_t ar, int64_t as, const float *b,
-        int64_t bp, int64_t s, int R, int P, const bool bf)
+        int64_t bp, int64_t s, bool first, int R, int P, const bool bf)
 {
     switch (R * 4 + P) {
         MM_ROW(1)
@@ -79,19 +79,19 @@ VFN void mm_switch(float *c, int64_t ldc, const float *a, int64_t ar, int64_t as
 }
 
 static void mm(float *c, int64_t ldc, const float *a, int64_t as, const float *b, int64_t bp,
-        int64_t s, int R, int P)
+        int64_t s, bool first, int R, int P)
 {
-    mm_switch(c, ldc, a, 1, as, b, bp, s, R, P, false);
+    mm_switch(c, ldc, a, 1, as, b, bp, s, first, R, P, false);
 }
 
 static void mms(float *c, int64_t ldc, const float *a, int64_t ar, const float *b, int64_t bp,
-        int64_t s, int R, int P)
+        int64_t s, bool first, int R, int P)
 {
-    mm_switch(c, ldc, a, ar, 1, b, bp, s, R, P, false);
+    mm_switch(c, ldc, a, ar, 1, b, bp, s, first, R, P, false);
 }
 
 static void mm16(float *c, int64_t ldc, const uint32_t *a, const uint32_t *b, int64_t bp, int64_t s,
-        int R, int P)
+        bool first, int R, int P)
 {
-    mm_switch(c, ldc, (const float *)a, 1, R, (const float *)b, bp, s, R, P, true);
+    mm_switch(c, ldc, (const float *)a, 1, R, (const float *)b, bp, s, first, R, P, true);
 }
