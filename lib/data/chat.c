@@ -163,23 +163,20 @@ struct tw_chat *tw_chat_open(const char *dir, const char *template_file,
         const struct tw_chat_opts *opts, struct tw_err *err)
 {
     struct tw_chat *c = tw_xcalloc(1, sizeof(*c));
-    char *path = tw_path_join(dir, "tokenizer.json");
 
     c->dir = tw_xstrdup(dir);
     c->o = *opts;
     c->system = opts->system ? tw_xstrdup(opts->system) : NULL;
     c->pool = tw_xcalloc(1, sizeof(*c->pool));
     pthread_mutex_init(&c->pool->lock, NULL);
-    if (tw_is_file(path) && !(c->tok = tw_tok_open(dir, err)))
+    if (tw_tok_in(dir) && !(c->tok = tw_tok_open(dir, err)))
         goto fail;
     if (special_tokens(c, "special_tokens_map.json", err) ||
             special_tokens(c, "tokenizer_config.json", err) || template_args(c, err) ||
             load_template(c, template_file, err) || (c->tpl && tw_chat_find_headers(c, err)))
         goto fail;
-    free(path);
     return c;
 fail:
-    free(path);
     tw_chat_close(c);
     return NULL;
 }

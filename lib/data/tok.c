@@ -1,6 +1,7 @@
 /* tok.c - opening a tokenizer, encoding, look-ups. */
 #include "tok_priv.h"
 #include "base/io.h"
+#include <glob.h>
 #include <stdlib.h>
 
 static struct tw_tok *new_tok(const char *name)
@@ -17,6 +18,8 @@ static int finish(struct tw_tok *t, struct tw_err *err)
 {
     if (tok_added_finish(t, err))
         return -1;
+    if (t->unigram.on)
+        tok_unigram_finish(t);
     t->cache = tok_cache_open();
     return 0;
 }
@@ -43,20 +46,58 @@ struct tw_tok *tw_tok_open_spm(struct tw_str model, const char *name, struct tw_
     return t;
 }
 
+/* The file that tw_tok_open() reads, to be freed, or NULL. */
+static char *find_file(const char *dir)
+{
+    static const char *const name[] = { "tokenizer.json", "tokenizer.model", "tiktoken.model" };
+    char *path, *pattern;
+    glob_t g = {0};
+
+    for (int i = 0; i < 3; i++) {
+        path = tw_path_join(dir, name[i]);
+        if (tw_is_file(path))
+            return path;
+        free(path);
+    }
+    pattern = tw_path_join(dir, "*.tiktoken");
+    path = !glob(pattern, 0, NULL, &g) && g.gl_pathc == 1 ? tw_xstrdup(g.gl_pathv[0]) : NULL;
+    globfree(&g);
+    free(pattern);
+    return path;
+}
+
+bool tw_tok_in(const char *dir)
+{
+    char *path = find_file(dir);
+
+    free(path);
+    return path != NULL;
+}
+
 struct tw_tok *tw_tok_open(const char *dir, struct tw_err *err)
 {
-    char *json = tw_path_join(dir, "tokenizer.json"), *spm = tw_path_join(dir, "tokenizer.model");
-    bool old = !tw_is_file(json) && tw_is_file(spm);
-    struct tw_tok *t = new_tok(old ? spm : json);
+    char *path = find_file(dir);
+    struct tw_tok *t;
     struct tw_map map = {0};
-    int r = tw_map_open(&map, t->name, err);
+    struct tw_str file;
+    enum tok_source from = TOK_FROM_JSON;
+    int r;
 
+    if (!path) {
+        tw_fail(err, dir, 0, "no tokenizer.json (nor tokenizer.model, nor a rank file of tiktoken)");
+        return NULL;
+    }
+    t = new_tok(path);
+    r = tw_map_open(&map, t->name, err);
+    file = (struct tw_str){ (const char *)map.p, map.n };
+    if (!r && strcmp(path + strlen(path) - 5, ".json"))
+        from = tok_rank_is(file) ? TOK_FROM_RANKS : TOK_FROM_SPM;
     if (!r)
-        r = (old ? tok_spm_load : tok_load)(t, (struct tw_str){ (const char *)map.p, map.n }, err);
+        r = (from == TOK_FROM_JSON ? tok_load : from == TOK_FROM_SPM ? tok_spm_load
+                : tok_rank_load)(t, file, err);
     tw_map_close(&map);
-    free(json);
-    free(spm);
-    if (r || tok_conf_load(t, dir, old, err) || finish(t, err)) {
+    free(path);
+    if (r || tok_conf_load(t, dir, from, err) || finish(t, err)) {
         tw_tok_close(t);
         return NULL;
     }
@@ -77,6 +118,7 @@ void tw_tok_close(struct tw_tok *t)
     free(t->flags);
     tok_cache_close(t->cache);
     tok_bpe_free(&t->bpe);
+    tok_unigram_free(&t->unigram);
     tok_vocab_free(&t->vocab);
     tw_arena_free(&t->mem);
     free(t);
@@ -111,6 +153,8 @@ void tok_enc_free(struct tok_enc *e)
     pcre2_jit_stack_free(e->jit);
     free(e->sym);
     free(e->heap);
+    free(e->edge);
+    free(e->sum);
 }
 
 static void words(struct tok_enc *e, const struct tok_view *v, size_t b, size_t end)

@@ -10,9 +10,11 @@
 struct tw_tok;
 
 /* DIR holds tokenizer.json (and tokenizer_config.json, special_tokens_map.json where they are).
- * Without it a SentencePiece BPE `tokenizer.model` is read; the configuration then also says
- * whether a BOS or EOS is added, as it does for the reference's tokenizers that read such files. */
+ * Without it `tokenizer.model` is read, a SentencePiece model (BPE or Unigram) or ranks of tiktoken,
+ * else `tiktoken.model` or the one file `*.tiktoken`. Where the configuration says whether a BOS or
+ * EOS is added, that holds, as in the reference. */
 struct tw_tok *tw_tok_open(const char *dir, struct tw_err *err);
+bool tw_tok_in(const char *dir);    /* is there one of these files? */
 struct tw_tok *tw_tok_open_json(struct tw_str json, const char *name, struct tw_err *err);
 struct tw_tok *tw_tok_open_spm(struct tw_str model, const char *name, struct tw_err *err);
 void tw_tok_close(struct tw_tok *t);

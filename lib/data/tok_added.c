@@ -159,10 +159,14 @@ int tok_added_put(struct tw_tok *t, const struct tok_added *a, struct tw_err *er
     struct tw_str old = tok_vocab_text(&t->vocab, a->id);
     int32_t id = tok_vocab_find(&t->vocab, a->text.p, a->text.n);
 
+    if (id >= 0 && id != a->id && t->vocab.again && tw_str_eq(old, a->text))
+        old = tok_vocab_text(&t->vocab, id);    /* the text stands again, as the id that counts */
+    else if (id != a->id)
+        id = id < 0 ? a->id : TOK_MAX_ID;
     if (a->id < 0 || a->id >= TOK_MAX_ID || !a->text.n)
         return tw_fail(err, t->name, 0, "added token \"%.*s\" has the bad id %d", (int)a->text.n,
                 a->text.p, (int)a->id);
-    if ((id >= 0 && id != a->id) || (old.p && !tw_str_eq(old, a->text)))
+    if (id == TOK_MAX_ID || (old.p && !tw_str_eq(old, a->text)))
         return tw_fail(err, t->name, 0,
                 "added token \"%.*s\" has id %d, which contradicts the vocabulary",
                 (int)a->text.n, a->text.p, (int)a->id);
@@ -175,6 +179,7 @@ int tok_added_put(struct tw_tok *t, const struct tok_added *a, struct tw_err *er
         t->added = tw_xreallocarray(t->added, (size_t)t->added_cap, sizeof(*t->added));
     }
     t->added[t->nadded] = *a;
+    t->added[t->nadded].id = id;
     t->added[t->nadded++].text = tw_arena_str(&t->mem, a->text);
     return 0;
 }

@@ -57,6 +57,13 @@ void tok_bpe_add(struct tok_bpe *m, uint32_t left, uint32_t right, uint32_t rank
     m->npairs++;
 }
 
+void tok_bpe_unmake(struct tok_bpe *m, uint32_t id)
+{
+    for (uint32_t i = 0; m->pair && i <= m->mask; i++)
+        if (m->pair[i].left != TOK_NONE && m->pair[i].id == id)
+            m->pair[i].right = TOK_NONE;        /* no token: the slot stays taken, unfound */
+}
+
 void tok_bpe_free(struct tok_bpe *m)
 {
     free(m->pair);
@@ -78,7 +85,7 @@ static bool may_cut(const struct tok_bpe *m, const struct tok_vocab *v)
     for (uint32_t i = 0; i <= m->mask; i++) {
         struct tw_str l, r;
 
-        if (m->pair[i].left == TOK_NONE)
+        if (m->pair[i].left == TOK_NONE || m->pair[i].right == TOK_NONE)
             continue;
         l = tok_vocab_text(v, m->pair[i].left);
         r = tok_vocab_text(v, m->pair[i].right);
@@ -407,7 +414,10 @@ static void word(struct tok_enc *e, const struct tok_view *v, size_t b, size_t e
             return;
         }
     }
-    if (t->bpe.ignore_merges && (id = whole(t, p, n)) >= 0)
+    if (t->unigram.on)
+        plain = tok_unigram_word(e, v, b, end);
+    else if (t->bpe.ignore_merges && (id = whole(t, p, n)) >= 0
+            && !(t->flags[id] & TOK_ID_SPECIAL))
         tok_emit(e, id, v, b, end);
     else
         plain = merge_word(e, v, b, end);

@@ -2,6 +2,7 @@
  * that only they list. */
 #include "tok_priv.h"
 #include "base/io.h"
+#include "base/rng.h"
 #include <stdlib.h>
 
 /* "bos_token": "<s>" or {"content": "<s>", ..}; null and absent leave *ID alone. */
@@ -24,6 +25,33 @@ static int named(struct tw_tok *t, const struct tw_json *conf, const char *path,
         return tw_fail(err, path, 0, "%s \"%.*s\" is not in the vocabulary of tokenizer.json", key,
                 (int)s.n, s.p);
     return 0;
+}
+
+/* An added token that only the configuration lists. A text that the vocabulary has keeps the id it
+ * has there. One that it does not have names the id: a piece that was there as a place-holder
+ * ("[UNUSED_TOKEN_141]") loses its own text to it, as in the reference's reading of tokenizer.model,
+ * so that the ids are those the model was trained with. */
+static int put_listed(struct tw_tok *t, struct tok_added *a, const char *path, struct tw_err *err)
+{
+    int32_t id = tok_vocab_find(&t->vocab, a->text.p, a->text.n);
+    struct tw_str old = tok_vocab_text(&t->vocab, a->id);
+
+    if (id >= 0)
+        a->id = id;
+    if (id >= 0 || !old.p)
+        return tok_added_put(t, a, err);
+    for (int k = 0; k < t->nadded; k++)
+        if (t->added[k].id == a->id)
+            return tw_fail(err, path, 0, "added token \"%.*s\" has id %d, which is that of the added "
+                    "token \"%.*s\"", (int)a->text.n, a->text.p, (int)a->id,
+                    (int)t->added[k].text.n, t->added[k].text.p);
+    tw_buf_adds(&t->vocab.text, a->text);
+    if (tok_vocab_rename(&t->vocab, a->text.n, a->id))
+        return tw_fail(err, path, 0, "added token \"%.*s\" cannot have id %d", (int)a->text.n,
+                a->text.p, (int)a->id);
+    tok_bpe_unmake(&t->bpe, (uint32_t)a->id);
+    t->hash = tw_hash64(a->text.p, a->text.n, t->hash + (uint64_t)a->id);
+    return tok_added_put(t, a, err);
 }
 
 /* {"151643": {"content": ..}, ..}: those that tokenizer.json does not list become added tokens, as
@@ -55,41 +83,58 @@ static int added_decoder(struct tw_tok *t, const struct tw_json *list, const cha
         a.id = (int32_t)id;
         for (int k = 0; k < t->nadded && !listed; k++)
             listed = tw_str_eq(t->added[k].text, a.text);
-        if (!listed && tok_added_put(t, &a, err))
+        if (!listed && put_listed(t, &a, path, err))
             return -1;
     }
     return 0;
 }
 
-/* What code adds for a folder with tokenizer.model alone: BOS unless add_bos_token is false, EOS if
- * add_eos_token is true; ChatGLM has a prefix of its own. CONF may be NULL. */
-static int post_of(struct tw_tok *t, const struct tw_json *conf, const char *path,
-        struct tw_err *err)
+/* The prefix that ChatGLM's code adds. 1 it is one of them, 0 not, -1 its tokens are missing. */
+static int glm_prefix(struct tw_tok *t, struct tw_str cls, const char *path, struct tw_err *err)
 {
-    static const char *const glm[] = { "[gMASK]", "sop" };
+    bool four = tw_str_is(cls, "ChatGLM4Tokenizer");
+    const char *const glm[] = { "[gMASK]", four ? "<sop>" : "sop" };
+
+    if (!four && !tw_str_is(cls, "ChatGLMTokenizer"))
+        return 0;
+    for (int i = 0; i < 2; i++) {
+        int32_t id = tok_vocab_find(&t->vocab, glm[i], strlen(glm[i]));
+
+        if (id < 0)
+            return tw_fail(err, path, 0, "%s is in neither added_tokens_decoder nor the vocabulary",
+                    glm[i]);
+        t->before[t->nbefore++] = id;
+    }
+    return 1;
+}
+
+/* What is put before and after a text. With a tokenizer.json its post-processor says so, unless the
+ * configuration has add_bos_token or add_eos_token, which replace it. Without: BOS unless
+ * add_bos_token is false (ranks: only if it is true), EOS if add_eos_token is true. CONF may be NULL. */
+static int post_of(struct tw_tok *t, const struct tw_json *conf, const char *path,
+        enum tok_source from, struct tw_err *err)
+{
     static const struct tw_json none = { .type = TW_JOBJ };
     struct tw_str cls = { "", 0 };
-    bool bos = true, eos = false;
+    bool bos = from == TOK_FROM_SPM, eos = false;
+    int has_bos, has_eos, glm;
 
     if (!conf)
         conf = &none;
-    if (tw_json_get_bool(conf, "add_bos_token", &bos, err) < 0
-            || tw_json_get_bool(conf, "add_eos_token", &eos, err) < 0
-            || tw_json_get_str(conf, "tokenizer_class", &cls, err) < 0) {
+    has_bos = tw_json_get_bool(conf, "add_bos_token", &bos, err);
+    has_eos = tw_json_get_bool(conf, "add_eos_token", &eos, err);
+    if (has_bos < 0 || has_eos < 0 || tw_json_get_str(conf, "tokenizer_class", &cls, err) < 0) {
         tw_err_place(err, path, 0);
         return -1;
     }
-    if (tw_str_is(cls, "ChatGLMTokenizer")) {
-        for (int i = 0; i < 2; i++) {
-            int32_t id = tok_vocab_find(&t->vocab, glm[i], strlen(glm[i]));
-
-            if (id < 0)
-                return tw_fail(err, path, 0, "%s is in neither added_tokens_decoder nor "
-                        "tokenizer.model", glm[i]);
-            t->before[t->nbefore++] = id;
-        }
+    if (from == TOK_FROM_RANKS)
+        tok_rank_split(t, cls);
+    if (from == TOK_FROM_JSON && !has_bos && !has_eos)
         return 0;
-    }
+    t->nbefore = t->nafter = 0;
+    glm = from == TOK_FROM_JSON ? 0 : glm_prefix(t, cls, path, err);
+    if (glm)
+        return glm < 0 ? -1 : 0;
     if (bos && t->bos >= 0)
         t->before[t->nbefore++] = t->bos;
     if (eos && t->eos >= 0)
@@ -97,9 +142,10 @@ static int post_of(struct tw_tok *t, const struct tw_json *conf, const char *pat
     return 0;
 }
 
-/* SPM: bos, eos and pad of tokenizer.model, NULL where there is none. */
-static int load(struct tw_tok *t, const char *dir, const char *name, bool config,
-        const int32_t *spm, struct tw_err *err)
+/* IDS: bos, eos and pad of the vocabulary's file, for the configuration to replace; NULL: NAME is not
+ * the configuration. */
+static int load(struct tw_tok *t, const char *dir, const char *name, const int32_t *ids,
+        enum tok_source from, struct tw_err *err)
 {
     int32_t *const at[] = { &t->bos, &t->eos, &t->pad };
     char *path = tw_path_join(dir, name);
@@ -114,7 +160,7 @@ static int load(struct tw_tok *t, const char *dir, const char *name, bool config
         ret = v && v->type == TW_JOBJ ? 0 : -1;
     }
     if (v && !ret) {
-        list = config ? tw_json_get(v, "added_tokens_decoder") : NULL;
+        list = ids ? tw_json_get(v, "added_tokens_decoder") : NULL;
         if (list && list->type != TW_JOBJ)
             ret = tw_fail(err, path, 0, "added_tokens_decoder is not an object");
         else if (added_decoder(t, list, path, err) || named(t, v, path, "bos_token", &t->bos, err)
@@ -122,21 +168,21 @@ static int load(struct tw_tok *t, const char *dir, const char *name, bool config
                 || named(t, v, path, "pad_token", &t->pad, err))
             ret = -1;
     }
-    for (int i = 0; i < 3 && spm; i++)  /* the model file gives way to the configuration */
+    for (int i = 0; i < 3 && ids; i++)  /* the model file gives way to the configuration */
         if (*at[i] < 0)
-            *at[i] = spm[i];
-    if (!ret && spm)
-        ret = post_of(t, v, path, err);
+            *at[i] = ids[i];
+    if (!ret && ids)
+        ret = post_of(t, v, path, from, err);
     tw_arena_free(&mem);
     free(path);
     return ret;
 }
 
-int tok_conf_load(struct tw_tok *t, const char *dir, bool is_spm, struct tw_err *err)
+int tok_conf_load(struct tw_tok *t, const char *dir, enum tok_source from, struct tw_err *err)
 {
-    const int32_t spm[] = { t->bos, t->eos, t->pad };
+    const int32_t ids[] = { t->bos, t->eos, t->pad };
 
     t->bos = t->eos = t->pad = -1;
-    return load(t, dir, "tokenizer_config.json", true, is_spm ? spm : NULL, err)
-            || load(t, dir, "special_tokens_map.json", false, NULL, err) ? -1 : 0;
+    return load(t, dir, "tokenizer_config.json", ids, from, err)
+            || load(t, dir, "special_tokens_map.json", NULL, from, err) ? -1 : 0;
 }

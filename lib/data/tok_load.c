@@ -5,7 +5,7 @@
 /* What is read before it can be used: raw JSON of the small members. */
 struct raw {
     struct tw_str added, norm, pre, post, dec, merges;
-    struct tw_str type, unk, fuse, fallback, ignore, dropout, prefix, suffix;
+    struct tw_str type, unk, unk_id, fuse, fallback, ignore, dropout, prefix, suffix;
     bool has_vocab, has_merges;
 };
 
@@ -178,9 +178,9 @@ out:
 static int load_model(struct tw_tok *t, struct tok_scan *s, struct raw *raw)
 {
     static const char *const name[] = { "type", "unk_token", "fuse_unk", "byte_fallback",
-        "ignore_merges", "dropout", "continuing_subword_prefix", "end_of_word_suffix" };
+        "ignore_merges", "dropout", "continuing_subword_prefix", "end_of_word_suffix", "unk_id" };
     struct tw_str *slot[] = { &raw->type, &raw->unk, &raw->fuse, &raw->fallback, &raw->ignore,
-        &raw->dropout, &raw->prefix, &raw->suffix };
+        &raw->dropout, &raw->prefix, &raw->suffix, &raw->unk_id };
     struct tw_buf key = {0};
     int r = tok_scan_need(s, '{') ? -1 : 1;
 
@@ -192,17 +192,12 @@ static int load_model(struct tw_tok *t, struct tok_scan *s, struct raw *raw)
             r = tw_fail(s->err, s->name, 0, "the key \"model.%.*s\" stands twice", (int)k.n, k.p);
         } else if (vocab) {
             raw->has_vocab = true;
-            if (s->p < s->end && tok_scan_take(s, '[')) {
-                r = tw_fail(s->err, s->name, 0,
-                        "unsupported model: the vocabulary is a list (Unigram)");
-                break;
-            }
-            r = load_vocab(t, s) ? -1 : 1;
+            r = (tok_scan_take(s, '[') ? tok_unigram_load(t, s) : load_vocab(t, s)) ? -1 : 1;
         } else if (merges) {
             raw->has_merges = true;
             r = (raw->has_vocab ? load_merges(t, s) : tok_scan_skip(s, &raw->merges)) ? -1 : 1;
         } else {
-            r = keep(s, "model.", k, name, slot, 8) ? -1 : 1;
+            r = keep(s, "model.", k, name, slot, 9) ? -1 : 1;
         }
     }
     tw_buf_free(&key);
@@ -259,24 +254,59 @@ static int bool_of(struct tw_tok *t, const struct tw_json *v, const char *key, b
     return 0;
 }
 
+/* The settings of a model whose vocabulary is a list. */
+static int unigram_parts(struct tw_tok *t, struct tw_arena *mem, const struct raw *raw,
+        struct tw_err *err)
+{
+    bool bad = false;
+    const struct tw_json *type = tree(t, mem, raw->type, "type", &bad, err),
+            *unk = tree(t, mem, raw->unk_id, "unk_id", &bad, err),
+            *fallback = tree(t, mem, raw->fallback, "byte_fallback", &bad, err);
+    const struct tw_str other[] = { raw->unk, raw->fuse, raw->ignore, raw->dropout, raw->prefix,
+        raw->suffix };
+
+    if (bad)
+        return -1;
+    if (type && (type->type != TW_JSTR || !tw_str_is(type->str, "Unigram")))
+        return tw_fail(err, t->name, 0, "unsupported model %.*s with a list as vocabulary",
+                (int)type->raw.n, type->raw.p);
+    for (size_t i = 0; i < sizeof(other) / sizeof(other[0]); i++)
+        if (other[i].p || raw->has_merges)
+            return tw_fail(err, t->name, 0, "model: a Unigram model has only vocab, unk_id and "
+                    "byte_fallback");
+    t->unigram.pieces = t->vocab.n;
+    t->unigram.unk = -1;
+    if (unk && (!unk->is_int || unk->i < 0 || unk->i >= t->vocab.n))
+        return tw_fail(err, t->name, 0, "model.unk_id %.*s is not in the vocabulary",
+                (int)unk->raw.n, unk->raw.p);
+    if (unk)
+        t->unigram.unk = (int32_t)unk->i;
+    return bool_of(t, fallback, "byte_fallback", &t->bpe.byte_fallback, err);
+}
+
 /* The settings of the model. */
 static int model_parts(struct tw_tok *t, struct tw_arena *mem, const struct raw *raw,
         struct tw_err *err)
 {
     bool bad = false;
-    const struct tw_json *type = tree(t, mem, raw->type, "type", &bad, err),
-            *unk = tree(t, mem, raw->unk, "unk_token", &bad, err),
-            *drop = tree(t, mem, raw->dropout, "dropout", &bad, err),
-            *prefix = tree(t, mem, raw->prefix, "continuing_subword_prefix", &bad, err),
-            *suffix = tree(t, mem, raw->suffix, "end_of_word_suffix", &bad, err),
-            *fuse = tree(t, mem, raw->fuse, "fuse_unk", &bad, err),
-            *fallback = tree(t, mem, raw->fallback, "byte_fallback", &bad, err),
-            *ignore = tree(t, mem, raw->ignore, "ignore_merges", &bad, err);
+    const struct tw_json *type, *unk, *drop, *prefix, *suffix, *fuse, *fallback, *ignore;
 
+    if (t->unigram.on)
+        return unigram_parts(t, mem, raw, err);
+    type = tree(t, mem, raw->type, "type", &bad, err);
+    unk = tree(t, mem, raw->unk, "unk_token", &bad, err);
+    drop = tree(t, mem, raw->dropout, "dropout", &bad, err);
+    prefix = tree(t, mem, raw->prefix, "continuing_subword_prefix", &bad, err);
+    suffix = tree(t, mem, raw->suffix, "end_of_word_suffix", &bad, err);
+    fuse = tree(t, mem, raw->fuse, "fuse_unk", &bad, err);
+    fallback = tree(t, mem, raw->fallback, "byte_fallback", &bad, err);
+    ignore = tree(t, mem, raw->ignore, "ignore_merges", &bad, err);
     if (bad)
         return -1;
     if (type && (type->type != TW_JSTR || !tw_str_is(type->str, "BPE")))
         return tw_fail(err, t->name, 0, "unsupported model %.*s", (int)type->raw.n, type->raw.p);
+    if (raw->unk_id.p)
+        return tw_fail(err, t->name, 0, "unsupported key \"model.unk_id\" of a BPE model");
     if (!raw->has_vocab || !raw->has_merges)
         return tw_fail(err, t->name, 0, "model: no %s", raw->has_vocab ? "merges" : "vocab");
     if (drop && (drop->type != TW_JNUM || drop->d != 0))
@@ -309,6 +339,9 @@ void tok_fingerprint(struct tw_tok *t, struct tw_str parts)
 
         h = s.p ? tw_hash64(s.p, s.n, h) : h + 1;
     }
+    if (t->unigram.on)
+        h = tw_hash64(t->unigram.score, (size_t)t->unigram.pieces * sizeof(double), h)
+                ^ (uint64_t)t->unigram.unk << 32 ^ t->unigram.native;
     for (uint32_t i = 0; i <= t->bpe.mask; i++)
         if (t->bpe.pair[i].left != TOK_NONE)
             sum += tw_hash64(&t->bpe.pair[i], sizeof(t->bpe.pair[i]), 0);
@@ -373,7 +406,12 @@ int tok_load(struct tw_tok *t, struct tw_str json, struct tw_err *err)
     if (bad || model_parts(t, &mem, &raw, err) || tok_added_load(t, added, err)
             || tok_load_parts(t, norm, pre, post, dec, err))
         goto out;
+    if (t->unigram.on && t->bpe.byte_level) {
+        tw_fail(err, t->name, 0, "pre_tokenizer ByteLevel with a Unigram model is unsupported");
+        goto out;
+    }
     tok_bpe_finish(&t->bpe, &t->vocab);
+    t->bpe.cut = t->bpe.cut && !t->unigram.on;
     hash_file(t, &mem, &raw);
     ret = 0;
 out:

@@ -260,6 +260,31 @@ static int run_replace(struct tok_enc *e, const struct tok_norm *m, const struct
     return r < 0 ? -1 : 0;
 }
 
+/* Returns where what is left begins. */
+static size_t run_accents(const struct tok_enc *e, const struct tok_view *v, struct tok_text *out)
+{
+    size_t first = SIZE_MAX, k;
+
+    for (size_t i = 0; i < v->n; i += k) {
+        if (tok_cls(&e->t->uni, tok_char((const unsigned char *)v->p + i, &k)) & TOK_M)
+            continue;
+        tok_text_copy(out, e->mapped, v, i, i + k);
+        first = first == SIZE_MAX ? i : first;
+    }
+    return first == SIZE_MAX ? 0 : first;
+}
+
+/* Every byte as the character that spells it in byte-level vocabularies. */
+static void run_bytes(const struct tok_enc *e, const struct tok_view *v, struct tok_text *out)
+{
+    char s[4];
+
+    for (size_t i = 0; i < v->n; i++)
+        tok_text_add(out, e->mapped, s,
+                (size_t)tw_utf8_put(s, (uint32_t)tok_byte_char((unsigned char)v->p[i])),
+                tok_view_begin(v, i), tok_view_end(v, i + 1));
+}
+
 int tok_norm_run(struct tok_enc *e, const struct tok_view *in, struct tok_view *out)
 {
     struct tok_view v = *in;
@@ -275,6 +300,12 @@ int tok_norm_run(struct tok_enc *e, const struct tok_view *in, struct tok_view *
             continue;
         if (m->kind == TOK_LOWER)
             run_lower(e, &v, o);
+        else if (m->kind == TOK_CHARSMAP)
+            tok_charsmap_run(e, m, &v, o);
+        else if (m->kind == TOK_ACCENTS)
+            first = run_accents(e, &v, o);
+        else if (m->kind == TOK_BYTES)
+            run_bytes(e, &v, o);
         else if (m->kind == TOK_STRIP)
             first = run_strip(e, m, &v, o);
         else if (m->kind == TOK_REPLACE && run_replace(e, m, &v, o))

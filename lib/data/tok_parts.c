@@ -27,6 +27,22 @@ static int norm_replace(struct tw_tok *t, struct tok_norm *m, const struct tw_js
     return tok_find_json(&m->find, tw_json_get(v, "pattern"), &t->mem, err);
 }
 
+static int norm_charsmap(struct tw_tok *t, struct tok_norm *m, const struct tw_json *v,
+        struct tw_err *err)
+{
+    struct tw_str map;
+    struct tw_buf b = {0};
+    int ret;
+
+    if (tw_json_get_str(v, "precompiled_charsmap", &map, err) <= 0 || tok_base64(&b, map)) {
+        tw_buf_free(&b);
+        return tw_fail(err, t->name, 0, "normalizer Precompiled: no precompiled_charsmap in base64");
+    }
+    ret = tok_charsmap_load(t, m, tw_buf_str(&b), err);
+    tw_buf_free(&b);
+    return ret;
+}
+
 static int norm_one(struct tw_tok *t, struct tok_norm *m, struct tw_str type,
         const struct tw_json *v, struct tw_err *err)
 {
@@ -37,6 +53,12 @@ static int norm_one(struct tw_tok *t, struct tok_norm *m, struct tw_str type,
             m->kind = (enum tok_norm_kind)i;
             return 0;
         }
+    if (tw_str_is(type, "StripAccents") || tw_str_is(type, "ByteLevel")) {
+        m->kind = *type.p == 'S' ? TOK_ACCENTS : TOK_BYTES;
+        return 0;
+    }
+    if (tw_str_is(type, "Precompiled"))
+        return norm_charsmap(t, m, v, err);
     if (tw_str_is(type, "Replace"))
         return norm_replace(t, m, v, err);
     if (tw_str_is(type, "Prepend")) {

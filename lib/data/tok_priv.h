@@ -2,9 +2,9 @@
  *
  * Text flows through views: bytes and, when spans are wanted, for each byte the range of the
  * caller's text it came from. tok.c finds the added tokens, tok_norm.c rewrites what lies between
- * them, tok_pre.c cuts it into words, tok_bpe.c turns words into ids (tok_cache.c remembers them),
- * tok_decode.c goes back. tok_load.c and
- * tok_parts.c read tokenizer.json, tok_spm.c tokenizer.model, tok_conf.c the files beside them. */
+ * them, tok_pre.c cuts it into words, tok_bpe.c or tok_unigram.c turns words into ids (tok_cache.c
+ * remembers them), tok_decode.c goes back. tok_load.c and tok_parts.c read tokenizer.json, tok_spm.c
+ * and tok_rank.c tokenizer.model, tok_conf.c the files beside them. */
 #ifndef TW_TOK_PRIV_H
 #define TW_TOK_PRIV_H
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -91,6 +91,7 @@ struct tok_vocab {
     int64_t count;
     uint64_t *slot;                     /* hash >> 32 << 32 | id + 1; open addressing */
     uint32_t mask;
+    bool again;                         /* a text may stand again: its last id is found */
 };
 /* The text of the new token is the last N bytes of v->text. 0; -1: the text or the id is taken.
  * _append leaves texts to tok_vocab_index(), which finds them all at once: the id of a text that
@@ -98,6 +99,9 @@ struct tok_vocab {
 int tok_vocab_add(struct tok_vocab *v, size_t n, int64_t id);
 int tok_vocab_append(struct tok_vocab *v, size_t n, int64_t id);
 int32_t tok_vocab_index(struct tok_vocab *v);
+/* The token ID gets the last N bytes of v->text as its text; -1: there is no such id, or another
+ * token has that text. */
+int tok_vocab_rename(struct tok_vocab *v, size_t n, int64_t id);
 int32_t tok_vocab_find(const struct tok_vocab *v, const char *p, size_t n);
 int32_t tok_vocab_find_hash(const struct tok_vocab *v, const char *p, size_t n, uint64_t hash);
 /* Steps 0, 1, 2 ask for the memory that finding HASH will touch; done for many texts in turn, the
@@ -132,6 +136,8 @@ void tok_bpe_warm(const struct tok_bpe *m, uint32_t left, uint32_t right);
 void tok_bpe_add(struct tok_bpe *m, uint32_t left, uint32_t right, uint32_t rank, uint32_t id);
 void tok_bpe_free(struct tok_bpe *m);
 void tok_bpe_finish(struct tok_bpe *m, const struct tok_vocab *v);
+/* Takes away the merges that end in ID. */
+void tok_bpe_unmake(struct tok_bpe *m, uint32_t id);
 
 struct tok_cache;
 struct tok_cache *tok_cache_open(void);
@@ -162,6 +168,36 @@ struct tok_trie {
     int single;                         /* the only byte a token begins with; -1: several or none */
 };
 void tok_trie_add(struct tok_trie *t, struct tw_str s, int32_t token);
+static inline uint32_t tok_trie_step(const struct tok_trie *t, uint32_t at, unsigned char byte)
+{
+    at = t->node[at].child;
+    while (at && t->node[at].byte != byte)
+        at = t->node[at].next;
+    return at;
+}
+
+/* ---- the other model (tok_unigram.c) ---- */
+
+/* Types of pieces, as SentencePiece numbers them. */
+enum { TOK_PIECE_NORMAL = 1, TOK_PIECE_UNKNOWN, TOK_PIECE_CONTROL, TOK_PIECE_USER, TOK_PIECE_UNUSED,
+    TOK_PIECE_BYTE };
+struct tok_unigram {
+    bool on;                            /* this is the model; byte tokens are in struct tok_bpe */
+    bool native;                        /* SentencePiece's arithmetic, not that of tokenizer.json */
+    int32_t pieces, unk;                /* ids below are the model's; unk -1: none */
+    double *score;                      /* by id, n of them */
+    int32_t n;
+    unsigned char *type;                /* by id; NULL: all normal */
+    double unknown_score, most;         /* most: a user-defined piece has this a byte, less 0.1 */
+    uint32_t longest;                   /* bytes of a piece */
+    size_t ring;                        /* a power of two, more places than the longest piece */
+    struct tok_trie trie;
+};
+void tok_unigram_score(struct tok_unigram *m, int32_t id, double score);
+struct tok_scan;
+int tok_unigram_load(struct tw_tok *t, struct tok_scan *s);     /* the list "vocab", after its '[' */
+void tok_unigram_finish(struct tw_tok *t);
+void tok_unigram_free(struct tok_unigram *m);
 
 /* ---- matching (tok_find.c: which way; tok_split.c: by hand) ---- */
 
@@ -195,12 +231,14 @@ bool tok_split_dsv3(const struct tok_uni *u, const unsigned char *p, size_t n, s
 /* ---- the chain ---- */
 
 enum tok_norm_kind { TOK_FORM_C, TOK_FORM_D, TOK_FORM_KC, TOK_FORM_KD, TOK_LOWER, TOK_STRIP,
-    TOK_REPLACE, TOK_PREPEND };
+    TOK_REPLACE, TOK_PREPEND, TOK_CHARSMAP, TOK_ACCENTS, TOK_BYTES };
 struct tok_norm {
     enum tok_norm_kind kind;
     bool left, right;                   /* TOK_STRIP */
     struct tok_find find;               /* TOK_REPLACE */
-    struct tw_str text;                 /* what is put in */
+    struct tw_str text;                 /* what is put in; TOK_CHARSMAP: all replacements */
+    uint32_t *unit, nunit;              /* TOK_CHARSMAP (tok_charsmap.c) */
+    bool longest;                       /* as SentencePiece reads it */
 };
 enum tok_pre_kind { TOK_SPLIT, TOK_BYTELEVEL, TOK_METASPACE };
 enum tok_behavior { TOK_REMOVED, TOK_ISOLATED, TOK_MERGE_PREV, TOK_MERGE_NEXT, TOK_CONTIGUOUS };
@@ -233,6 +271,7 @@ struct tw_tok {
     struct tok_vocab vocab;             /* added tokens included */
     uint8_t *flags;                     /* by id: TOK_ID_* */
     struct tok_bpe bpe;
+    struct tok_unigram unigram;
     struct tok_cache *cache;            /* only speed depends on it; safe to share */
     struct tok_added *added;
     int nadded, added_cap;
@@ -297,6 +336,9 @@ struct tok_enc {
     struct tok_sym *sym;                /* a long word's symbols */
     uint64_t *heap;
     size_t nsym;                        /* room in sym; heap has three times that */
+    uint32_t *edge;                     /* of a Unigram model's paths, and room for them */
+    size_t nedge;
+    double *sum;
 };
 
 void tok_enc_free(struct tok_enc *e);
@@ -306,6 +348,10 @@ void tok_added_split(struct tok_enc *e, const struct tok_trie *trie, const struc
 int tok_norm_run(struct tok_enc *e, const struct tok_view *in, struct tok_view *out);
 void tok_pre_run(struct tok_enc *e, const struct tok_view *v, size_t b, size_t end, int level);
 void tok_bpe_word(struct tok_enc *e, const struct tok_view *v, size_t b, size_t end);
+/* Returns whether the ids alone say how long each token is. */
+bool tok_unigram_word(struct tok_enc *e, const struct tok_view *v, size_t b, size_t end);
+void tok_charsmap_run(const struct tok_enc *e, const struct tok_norm *m, const struct tok_view *v,
+        struct tok_text *out);
 
 void tok_ids_grow(struct tw_ids *ids);
 static inline void tok_emit(struct tok_enc *e, int32_t id, const struct tok_view *v, size_t b,
@@ -334,11 +380,18 @@ bool tok_scan_take(struct tok_scan *s, char c);         /* skips white space; ta
 int tok_scan_need(struct tok_scan *s, char c);
 int tok_scan_string(struct tok_scan *s, struct tw_buf *out);    /* appends the decoded text */
 int tok_scan_int(struct tok_scan *s, int64_t *v);
+int tok_scan_num(struct tok_scan *s, double *v);
 int tok_scan_skip(struct tok_scan *s, struct tw_str *raw);      /* one value of any type */
 int tok_scan_fail(struct tok_scan *s, const char *what);
 
+int tok_base64(struct tw_buf *out, struct tw_str s);    /* appends; -1: not base64 */
+int tok_charsmap_load(struct tw_tok *t, struct tok_norm *m, struct tw_str blob, struct tw_err *err);
 int tok_load(struct tw_tok *t, struct tw_str json, struct tw_err *err);
 int tok_spm_load(struct tw_tok *t, struct tw_str file, struct tw_err *err);
+/* A rank file of tiktoken: is it one; its tokens; how text is split, by the class that reads it. */
+bool tok_rank_is(struct tw_str file);
+int tok_rank_load(struct tw_tok *t, struct tw_str file, struct tw_err *err);
+void tok_rank_split(struct tw_tok *t, struct tw_str cls);
 /* Sets t->hash from tokens, merges, settings and PARTS, a text that names the other parts. */
 void tok_fingerprint(struct tw_tok *t, struct tw_str parts);
 int tok_load_parts(struct tw_tok *t, const struct tw_json *norm, const struct tw_json *pre,
@@ -347,7 +400,8 @@ int tok_load_decoder(struct tw_tok *t, const struct tw_json *v, struct tw_err *e
 int tok_added_load(struct tw_tok *t, const struct tw_json *list, struct tw_err *err);
 int tok_added_put(struct tw_tok *t, const struct tok_added *a, struct tw_err *err);
 int tok_added_finish(struct tw_tok *t, struct tw_err *err);
-/* IS_SPM: T came from tokenizer.model; the configuration says what is added before and after. */
-int tok_conf_load(struct tw_tok *t, const char *dir, bool is_spm, struct tw_err *err);
+/* FROM: which file T came from. The configuration also says what is added before and after. */
+enum tok_source { TOK_FROM_JSON, TOK_FROM_SPM, TOK_FROM_RANKS };
+int tok_conf_load(struct tw_tok *t, const char *dir, enum tok_source from, struct tw_err *err);
 
 #endif

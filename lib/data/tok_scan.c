@@ -1,6 +1,8 @@
 /* tok_scan.c - a pull reader for the vocabulary and the merges of tokenizer.json: hundreds of
  * thousands of values that would cost more as a tree than all the rest of loading. */
 #include "tok_priv.h"
+#include <math.h>
+#include <stdlib.h>
 
 int tok_scan_fail(struct tok_scan *s, const char *what)
 {
@@ -114,6 +116,68 @@ int tok_scan_int(struct tok_scan *s, int64_t *v)
     if (s->p == first)
         return tok_scan_fail(s, "expected an integer");
     *v = minus ? -n : n;
+    return 0;
+}
+
+/* The double that is nearest to a power of ten; EXP >= 0. */
+static double pow10_of(int64_t exp)
+{
+    char text[32];
+
+    snprintf(text, sizeof(text), "1e%lld", (long long)(exp < 400 ? exp : 400));
+    return strtod(text, NULL);
+}
+
+/* Digits go into 64 bits and what does not fit is left out; the number is then divided or multiplied
+ * by a power of ten. That is how the reference reads scores: its last bit decides ties. */
+static double decimal(uint64_t digits, int64_t exp)
+{
+    double f = (double)digits;
+
+    for (; f != 0 && exp < -308; exp += 308)
+        f /= 1e308;
+    if (exp < -308 || f == 0)
+        return 0;
+    return exp < 0 ? f / pow10_of(-exp) : f * pow10_of(exp);
+}
+
+int tok_scan_num(struct tok_scan *s, double *v)
+{
+    bool minus = tok_scan_take(s, '-'), full = false, point = false, minus_exp = false;
+    uint64_t digits = 0;
+    int64_t exp = 0, e = 0;
+    const char *first;
+
+    skip_space(s);
+    first = s->p;
+    for (; s->p < s->end && ((*s->p >= '0' && *s->p <= '9') || (*s->p == '.' && !point)); s->p++) {
+        uint64_t d = (uint64_t)(*s->p - '0');
+
+        if (*s->p == '.') {
+            point = true;
+            continue;
+        }
+        full = full || digits > (UINT64_MAX - d) / 10;
+        if (!full)
+            digits = digits * 10 + d;
+        exp += full ? !point : -(int64_t)point;
+    }
+    if (s->p == first || *first == '.' || s->p[-1] == '.')
+        return tok_scan_fail(s, "expected a number");
+    if (s->p < s->end && (*s->p == 'e' || *s->p == 'E')) {
+        s->p++;
+        if (s->p < s->end && (*s->p == '-' || *s->p == '+'))
+            minus_exp = *s->p++ == '-';
+        first = s->p;
+        for (; s->p < s->end && *s->p >= '0' && *s->p <= '9'; s->p++)
+            e = e < 100000 ? e * 10 + (*s->p - '0') : e;
+        if (s->p == first)
+            return tok_scan_fail(s, "expected a number");
+    }
+    *v = decimal(digits, exp + (minus_exp ? -e : e));
+    if (isinf(*v))
+        return tok_scan_fail(s, "a number that is too large");
+    *v = minus ? -*v : *v;
     return 0;
 }
 

@@ -1,11 +1,10 @@
-/* tok_spm.c - reads a SentencePiece `tokenizer.model` (BPE), for folders that have no
- * tokenizer.json. Its encoder joins the two neighbours whose joint piece has the best score,
- * leftmost first: as merges, every way to cut a piece in two has the rank of that piece. */
+/* tok_spm.c - reads a SentencePiece `tokenizer.model`, for folders that have no tokenizer.json. Its BPE
+ * encoder joins the two neighbours whose joint piece has the best score, leftmost first: as merges,
+ * every way to cut a piece in two has the rank of that piece. */
 #include "tok_priv.h"
+#include <float.h>
 #include <stdlib.h>
 
-enum { PIECE_NORMAL = 1, PIECE_UNKNOWN = 2, PIECE_CONTROL = 3, PIECE_USER = 4, PIECE_UNUSED = 5,
-    PIECE_BYTE = 6 };
 #define MARK "\xE2\x96\x81"
 
 struct piece {
@@ -18,11 +17,12 @@ struct piece {
 struct spm {
     struct piece *piece;
     int64_t n, cap;
-    uint64_t model;                     /* 2: BPE */
+    uint64_t model;                     /* 1: Unigram, 2: BPE */
     uint64_t bytes, suffix;             /* byte_fallback; spaces at the end of words */
     int64_t bos, eos, pad;
     uint64_t prefix, squeeze, escape;   /* normalizer_spec */
-    size_t charsmap;
+    struct tw_str charsmap;
+    bool whole;                         /* trainer_spec and normalizer_spec were there */
 };
 
 /* ---- protobuf ---- */
@@ -87,7 +87,7 @@ static struct pb sub(struct tw_str s)
 
 static int read_piece(struct spm *m, struct pb b)
 {
-    struct piece x = { .text = { "", 0 }, .type = PIECE_NORMAL };
+    struct piece x = { .text = { "", 0 }, .type = TOK_PIECE_NORMAL };
     struct field f;
     uint32_t bits;
     int r;
@@ -139,7 +139,7 @@ static int read_normalizer(struct spm *m, struct pb b)
 
     while ((r = next_field(&b, &f)) > 0) {
         if (f.num == 2)
-            m->charsmap = f.bytes.n;
+            m->charsmap = f.bytes;
         if (f.num == 3)
             m->prefix = f.v;
         if (f.num == 4)
@@ -154,13 +154,18 @@ static int read_model(struct spm *m, struct tw_str file)
 {
     struct pb b = sub(file);
     struct field f;
+    bool seen[2] = { false, false };
     int r;
 
-    while ((r = next_field(&b, &f)) > 0)
+    while ((r = next_field(&b, &f)) > 0) {
         if ((f.num == 1 && read_piece(m, sub(f.bytes)))
                 || (f.num == 2 && read_trainer(m, sub(f.bytes)))
                 || (f.num == 3 && read_normalizer(m, sub(f.bytes))))
             return -1;
+        if (f.num == 2 || f.num == 3)
+            seen[f.num - 2] = true;
+    }
+    m->whole = seen[0] && seen[1];
     return r;
 }
 
@@ -170,18 +175,23 @@ static int check(const struct tw_tok *t, const struct spm *m, struct tw_err *err
 {
     if (!m->n || m->n > TOK_MAX_ID)
         return tw_fail(err, t->name, 0, m->n ? "too many pieces" : "no pieces");
-    if (m->model != 2)
-        return tw_fail(err, t->name, 0, "unsupported model type %llu: only BPE (2) is read",
-                (unsigned long long)m->model);
-    if (m->charsmap || m->suffix || !m->escape)
-        return tw_fail(err, t->name, 0, "unsupported: %s", m->charsmap ? "a normalization table"
-                : m->suffix ? "treat_whitespace_as_suffix" : "unescaped spaces");
-    for (int64_t i = 0; i < m->n; i++)
-        if (m->piece[i].type == PIECE_UNUSED || m->piece[i].type > PIECE_BYTE
-                || m->piece[i].score != m->piece[i].score || !m->piece[i].text.n
-                || tw_utf8_check(m->piece[i].text.p, m->piece[i].text.n) != m->piece[i].text.n)
+    if (!m->whole)
+        return tw_fail(err, t->name, 0, "cut short: no trainer_spec or no normalizer_spec");
+    if (m->model != 1 && m->model != 2)
+        return tw_fail(err, t->name, 0, "unsupported model type %llu: only Unigram (1) and BPE (2) are "
+                "read", (unsigned long long)m->model);
+    if (m->suffix || !m->escape)
+        return tw_fail(err, t->name, 0, "unsupported: %s",
+                m->suffix ? "treat_whitespace_as_suffix" : "unescaped spaces");
+    for (int64_t i = 0; i < m->n; i++) {
+        const struct piece *x = &m->piece[i];
+
+        if ((x->type == TOK_PIECE_UNUSED && m->model == 2) || x->type > TOK_PIECE_BYTE || !x->type
+                || x->score != x->score || !x->text.n
+                || tw_utf8_check(x->text.p, x->text.n) != x->text.n)
             return tw_fail(err, t->name, 0, "piece %lld: unsupported type, bad text or score",
                     (long long)i);
+    }
     return 0;
 }
 
@@ -223,14 +233,16 @@ static int add_tokens(struct tw_tok *t, const struct spm *m, struct tw_err *err)
         const struct piece *x = &m->piece[i];
         struct tok_added a = { .text = x->text, .id = (int32_t)i };
 
-        a.special = x->type != PIECE_USER;
+        a.special = x->type != TOK_PIECE_USER;
         if (!a.special) {               /* looked for as it stands, in normalized text */
             a.normalized = true;
             a.pattern = tw_arena_str(&t->mem, x->text);
         }
-        if (x->type == PIECE_UNKNOWN)
+        if (x->type == TOK_PIECE_UNKNOWN)
             t->bpe.unk = (int32_t)i;
-        if (x->type != PIECE_NORMAL && x->type != PIECE_BYTE && tok_added_put(t, &a, err))
+        if (m->model == 1 && (x->type == TOK_PIECE_USER || x->type == TOK_PIECE_UNUSED))
+            continue;
+        if (x->type != TOK_PIECE_NORMAL && x->type != TOK_PIECE_BYTE && tok_added_put(t, &a, err))
             return -1;
     }
     return 0;
@@ -241,18 +253,65 @@ static void add_merges(struct tw_tok *t, const struct spm *m)
     for (int64_t i = 0; i < m->n; i++) {
         struct tw_str s = m->piece[i].text;
 
-        for (size_t k = 1; k < s.n && m->piece[i].type == PIECE_NORMAL; k++) {
+        for (size_t k = 1; k < s.n && m->piece[i].type == TOK_PIECE_NORMAL; k++) {
             int32_t l, r;
 
             if (((unsigned char)s.p[k] & 0xC0) == 0x80)
                 continue;
             l = tok_vocab_find(&t->vocab, s.p, k);
             r = tok_vocab_find(&t->vocab, s.p + k, s.n - k);
-            if (l >= 0 && r >= 0 && m->piece[l].type == PIECE_NORMAL
-                    && m->piece[r].type == PIECE_NORMAL)
+            if (l >= 0 && r >= 0 && m->piece[l].type == TOK_PIECE_NORMAL
+                    && m->piece[r].type == TOK_PIECE_NORMAL)
                 tok_bpe_add(&t->bpe, (uint32_t)l, (uint32_t)r, m->piece[i].rank, (uint32_t)i);
         }
     }
+}
+
+static void add_scores(struct tw_tok *t, const struct spm *m)
+{
+    struct tok_unigram *u = &t->unigram;
+
+    u->on = u->native = true;
+    u->most = FLT_MIN;                  /* scores are negative: a user-defined piece costs 0.1 */
+    u->unk = t->bpe.unk;
+    u->pieces = (int32_t)m->n;
+    u->type = tw_xcalloc((size_t)m->n, 1);
+    for (int64_t i = 0; i < m->n; i++) {
+        const struct piece *x = &m->piece[i];
+
+        u->type[i] = (unsigned char)x->type;
+        tok_unigram_score(u, (int32_t)i, x->score);
+        if (x->type == TOK_PIECE_NORMAL && x->score > u->most)
+            u->most = x->score;
+    }
+}
+
+/* A normalization table comes first; what users define as a piece is meant to pass it unchanged. */
+static int add_charsmap(struct tw_tok *t, const struct spm *m, struct tw_err *err)
+{
+    struct tok_norm *n = &t->norm[t->nnorm];
+    struct tok_enc e = { .t = t };
+    int ret = 0;
+
+    if (!m->charsmap.n)
+        return 0;
+    n->longest = true;
+    if (tok_charsmap_load(t, n, m->charsmap, err))
+        return -1;
+    t->nnorm++;
+    for (int64_t i = 0; i < m->n && !ret; i++) {
+        struct tok_view v = { .p = m->piece[i].text.p, .n = m->piece[i].text.n };
+        struct tok_text out = {0};
+
+        if (m->piece[i].type != TOK_PIECE_USER)
+            continue;
+        tok_charsmap_run(&e, n, &v, &out);
+        if (!tw_str_eq(tw_buf_str(&out.b), m->piece[i].text))
+            ret = tw_fail(err, t->name, 0, "unsupported: the normalization table changes the "
+                    "user-defined piece %lld", (long long)i);
+        tok_text_free(&out);
+    }
+    return ret;
 }
 
 static void add_replace(struct tw_tok *t, const char *regex, struct tw_str lit, const char *to)
@@ -270,12 +329,14 @@ static void add_replace(struct tw_tok *t, const char *regex, struct tw_str lit, 
 static void add_parts(struct tw_tok *t, const struct spm *m)
 {
     if (m->squeeze) {
-        add_replace(t, "\\A +| +\\z", (struct tw_str){ NULL, 0 }, "");
+        add_replace(t, "\\A +|(?<! ) +\\z", (struct tw_str){ NULL, 0 }, "");
         add_replace(t, "  +", (struct tw_str){ NULL, 0 }, " ");
     }
     if (m->prefix)
         t->norm[t->nnorm++] = (struct tok_norm){ .kind = TOK_PREPEND, .text = tw_str(MARK) };
     add_replace(t, NULL, TW_STR_LIT(" "), MARK);
+    if (m->squeeze)                     /* a mark that was typed is a space, too */
+        add_replace(t, "(?<!" MARK ")" MARK "+\\z", (struct tw_str){ NULL, 0 }, "");
     t->dec[t->ndec++] = (struct tok_dec){ .kind = TOK_DEC_REPLACE, .from = tw_str(MARK),
         .to = tw_str(" ") };
     t->dec[t->ndec++] = (struct tok_dec){ .kind = TOK_DEC_FALLBACK };
@@ -288,7 +349,7 @@ static void add_parts(struct tw_tok *t, const struct spm *m)
 /* The id of a control piece that the file names, or -1. */
 static int32_t control(const struct spm *m, int64_t id)
 {
-    return id >= 0 && id < m->n && m->piece[id].type == PIECE_CONTROL ? (int32_t)id : -1;
+    return id >= 0 && id < m->n && m->piece[id].type == TOK_PIECE_CONTROL ? (int32_t)id : -1;
 }
 
 int tok_spm_load(struct tw_tok *t, struct tw_str file, struct tw_err *err)
@@ -301,9 +362,13 @@ int tok_spm_load(struct tw_tok *t, struct tw_str file, struct tw_err *err)
     t->bpe.unk = -1;
     if (file.n > TOK_MAX_FILE || read_model(&m, file))
         tw_fail(err, t->name, 0, "not a SentencePiece model");
-    else if (!check(t, &m, err) && !add_tokens(t, &m, err)) {
-        rank(&m);
-        add_merges(t, &m);
+    else if (!check(t, &m, err) && !add_tokens(t, &m, err) && !add_charsmap(t, &m, err)) {
+        if (m.model == 1) {
+            add_scores(t, &m);
+        } else {
+            rank(&m);
+            add_merges(t, &m);
+        }
         add_parts(t, &m);
         t->bpe.fuse_unk = true;
         t->bpe.byte_fallback = m.bytes;
@@ -311,7 +376,8 @@ int tok_spm_load(struct tw_tok *t, struct tw_str file, struct tw_err *err)
         t->eos = control(&m, m.eos);
         t->pad = control(&m, m.pad);
         tok_bpe_finish(&t->bpe, &t->vocab);
-        tok_fingerprint(t, TW_STR_LIT(""));
+        t->bpe.cut = t->bpe.cut && !t->unigram.on;
+        tok_fingerprint(t, m.charsmap.p ? m.charsmap : TW_STR_LIT(""));
         ret = 0;
     }
     free(m.piece);

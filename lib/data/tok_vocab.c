@@ -48,6 +48,16 @@ static void put_slot(struct tok_vocab *v, uint64_t hash, int32_t id)
     v->slot[i] = (hash >> 32 << 32) | (uint32_t)(id + 1);
 }
 
+/* The text of ID, which also is that of OLD, will be found as ID. */
+static void take_over(struct tok_vocab *v, uint64_t hash, int32_t old, int32_t id)
+{
+    uint32_t i = (uint32_t)hash & v->mask;
+
+    while ((uint32_t)v->slot[i] != (uint32_t)(old + 1))
+        i = (i + 1) & v->mask;
+    v->slot[i] = (hash >> 32 << 32) | (uint32_t)(id + 1);
+}
+
 #define AHEAD 16
 
 int32_t tok_vocab_index(struct tok_vocab *v)
@@ -63,6 +73,7 @@ int32_t tok_vocab_index(struct tok_vocab *v)
     for (int32_t id = -AHEAD; id < v->n; id++) {    /* the slot's memory is asked for early */
         struct tw_str s = tok_vocab_text(v, id), next = tok_vocab_text(v, id + AHEAD);
         uint64_t hash = ahead[(id + AHEAD) % AHEAD];
+        int32_t old;
 
         if (next.p) {
             ahead[(id + AHEAD) % AHEAD] = tok_hash(next.p, next.n);
@@ -70,9 +81,13 @@ int32_t tok_vocab_index(struct tok_vocab *v)
         }
         if (!s.p)
             continue;
-        if (tok_vocab_find_hash(v, s.p, s.n, hash) >= 0)
+        old = tok_vocab_find_hash(v, s.p, s.n, hash);
+        if (old >= 0 && !v->again)
             return id;
-        put_slot(v, hash, id);
+        if (old >= 0)
+            take_over(v, hash, old, id);
+        else
+            put_slot(v, hash, id);
     }
     return -1;
 }
@@ -128,6 +143,21 @@ int tok_vocab_add(struct tok_vocab *v, size_t n, int64_t id)
     if (tok_vocab_find(v, p, n) >= 0 || tok_vocab_append(v, n, id))
         return -1;
     if (!v->slot || v->count + v->count / 2 > v->mask)
+        return tok_vocab_index(v) < 0 ? 0 : -1;
+    put_slot(v, tok_hash(p, n), (int32_t)id);
+    return 0;
+}
+
+int tok_vocab_rename(struct tok_vocab *v, size_t n, int64_t id)
+{
+    const char *p = v->text.p + (v->text.n - n);
+
+    if (id < 0 || id >= v->n || tok_vocab_find(v, p, n) >= 0)
+        return -1;
+    /* The old text's slot stays, and no text is found by it. */
+    v->of[id] = (struct tok_entry){ (uint32_t)(v->text.n - n), (uint32_t)n };
+    v->count++;
+    if (v->count + v->count / 2 > v->mask)
         return tok_vocab_index(v) < 0 ? 0 : -1;
     put_slot(v, tok_hash(p, n), (int32_t)id);
     return 0;

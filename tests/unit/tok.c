@@ -13,6 +13,8 @@ static void reference_answers(void)
     CHECK_INT(test_golden_tok("tests/data/tokenizers", &bad), 7);
     CHECK_INT(test_golden_tok("tests/data/tokenizers-parts", &bad), 18);
     CHECK_INT(test_golden_tok("tests/data/tokenizers-spm", &bad), 3);
+    CHECK_INT(test_golden_tok("tests/data/tokenizers-uni", &bad), 6);
+    CHECK_INT(test_golden_tok("tests/data/tokenizers-unispm", &bad), 5);
     CHECK_INT(bad, 0);
 }
 
@@ -284,7 +286,9 @@ static void refused(void)
         { "{" MODEL("\"a\":0", ""), "expected ','" },
         { "{" MODEL("\"a\":0", "") "} x", "text after the end" },
         { "{\"model\":{\"type\":\"WordPiece\",\"vocab\":{},\"merges\":[]}}", "unsupported model \"Wo" },
-        { "{\"model\":{\"type\":\"Unigram\",\"vocab\":[]}}", "unsupported model" },
+        { "{\"model\":{\"type\":\"WordLevel\",\"vocab\":[]}}", "unsupported model \"WordLevel\"" },
+        { "{\"model\":{\"type\":\"Unigram\",\"vocab\":[[\"a\",0]],\"unk_id\":1}}", "model.unk_id 1 is" },
+        { "{\"model\":{\"type\":\"Unigram\",\"vocab\":[[\"a\",\"x\"]]}}", "expected a number" },
         { "{\"model\":{\"vocab\":{},\"merges\":[],\"dropout\":0.1}}", "unsupported model.dropout" },
         { "{\"model\":{\"vocab\":{},\"merges\":[],\"speed\":1}}", "unsupported key \"model.speed\"" },
         { "{\"model\":{\"vocab\":{}}}", "model: no merges" },
@@ -356,8 +360,24 @@ static void config_adds_tokens(void)
     CHECK(strstr(err.place, "tokenizer_config.json"));
     CHECK(!open_with("{\"added_tokens_decoder\":{\"x\":{\"content\":\"<e>\"}}}", &err));
     CHECK(strstr(err.msg, "added_tokens_decoder[\"x\"] is not a token"));
-    CHECK(!open_with("{\"added_tokens_decoder\":{\"0\":{\"content\":\"<e>\"}}}", &err));
-    CHECK(strstr(err.msg, "contradicts the vocabulary"));
+    CHECK(!open_with("{\"added_tokens_decoder\":{\"9\":{\"content\":\"<e>\"},\"x\":{}}}", &err));
+    /* A text of the vocabulary keeps its id; a place-holder loses its text to the token that has its
+     * id, and no merge makes it any more. */
+    t = open_with("{\"added_tokens_decoder\":{\"7\":{\"content\":\"a\",\"special\":true},\"3\":{"
+            "\"content\":\"<e>\",\"special\":true}},\"eos_token\":\"<e>\"}", &err);
+    CHECK(t && tw_tok_eos(t) == 3 && tw_tok_is_special(t, 0) && !tw_tok_has(t, 7));
+    CHECK(t && tw_tok_id(t, tw_str("ab")) == -1 && tw_str_is(tw_tok_text(t, 3), "<e>"));
+    if (t) {
+        encode(t, "bab<e>", NULL, 0, TW_TOK_CONTROL, &ids, NULL);
+        CHECK(ids.n == 4 && ids.id[0] == 1 && ids.id[1] == 0 && ids.id[2] == 1 && ids.id[3] == 3);
+        encode(t, "<e>", NULL, 0, 0, &ids, NULL);
+        CHECK_INT(ids.n, 0);            /* plain text, of characters that are no tokens */
+        tw_ids_free(&ids);
+    }
+    tw_tok_close(t);
+    CHECK(!open_with("{\"added_tokens_decoder\":{\"8\":{\"content\":\"<e>\"},\"08\":{\"content\":\"<f>\"}}}",
+            &err));
+    CHECK(strstr(err.msg, "has id 8, which is that of the added token"));
     CHECK(!open_with("[]", &err));
 }
 
