@@ -9,6 +9,7 @@
 #include "help_jinja.h"
 
 #include <stdlib.h>
+#include <time.h>
 
 static struct tw_arena arena;
 
@@ -151,17 +152,28 @@ static char *repeated(const char *a, int n)
     return t.p;
 }
 
+#ifdef __SANITIZE_ADDRESS__
+enum { END_S = 20 };
+#else
+enum { END_S = 2 };
+#endif
+
+static double cpu_seconds(void)     /* others may be at work on the machine */
+{
+    return (double)clock() / CLOCKS_PER_SEC;
+}
+
 static void hostile(const char *name, const char *text)
 {
     struct tw_jinja_out out = {0};
     struct tw_err err = {0};
-    double t0 = tw_now();
+    double t0 = cpu_seconds();
     int r = render(&out, text, MS, &err);
 
-    if (r != -1 || tw_now() - t0 > 2)
-        printf("# %s: %d %s after %.2f s\n", name, r, err.msg, tw_now() - t0);
+    if (r != -1 || cpu_seconds() - t0 > END_S)
+        printf("# %s: %d %s after %.2f s\n", name, r, err.msg, cpu_seconds() - t0);
     CHECK(r == -1 && err.msg[0]);
-    CHECK(tw_now() - t0 < 2);
+    CHECK(cpu_seconds() - t0 < END_S);
     tw_jinja_out_free(&out);
 }
 
