@@ -85,11 +85,14 @@ static const struct tw_cmd cmd = { "tw-train", "train a model on records", "[FIL
     "  tw-train -m tiny --lora r=8 --plan chats.jsonl\n"
     "  tw-train --merge -m tiny --adapter run -o merged\n" };
 
-static volatile sig_atomic_t stop;
+static volatile sig_atomic_t stop = TW_STOP_AT_ONCE;
 
 static void on_signal(int sig)
 {
-    stop = sig;
+    if (stop == TW_STOP_AT_ONCE)        /* nothing is trained that could be saved */
+        raise(sig);
+    else
+        stop = sig;
 }
 
 /* The first signal ends the run after its step, the second one at once. */
@@ -113,7 +116,7 @@ int main(int argc, char **argv)
     status = tw_finish(&cmd, tw_train(&o, argv + 1, n, tw_buf_str(&options), &stop, stdout, &err),
             &err);
     tw_buf_free(&options);
-    if (stop && !status) {
+    if (stop > 0 && !status) {
         signal(stop, SIG_DFL);
         raise(stop);
     }

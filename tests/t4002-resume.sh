@@ -74,6 +74,24 @@ test_case 'an interrupt finishes the step, saves, and is raised again' '
 	    cmp r/latest/$f "whole/latest/$f"
 	done
 '
+test_case 'a signal while records are read ends it at once, and nothing is in the way' '
+	mkfifo in
+	for o in "--epochs 2" "--steps 1"; do
+	    tw-train -m "$BASE" -o r $o --batch 4 <in 2>err &
+	    pid=$!
+	    exec 5>in
+	    head -n 3 "$TMP/d.jsonl" >&5
+	    while [ ! -e r/lock ]; do sleep 0.05; done
+	    sleep 0.2
+	    kill -TERM $pid
+	    status=0
+	    wait $pid || status=$?      # the writer still has the pipe open
+	    exec 5>&-
+	    test_equal $status 143
+	    tw-train -m "$BASE" -o r --steps 1 "$TMP/d.jsonl"
+	    rm -rf r
+	done
+'
 test_case 'killed before the first checkpoint, it begins again' '
 	mkdir r
 	echo "{}" >r/config.json

@@ -244,6 +244,7 @@ static int loop(struct tw_trainer *t, struct tw_err *err)
     bool end = false;
     int ret = 0;
 
+    *t->stop = 0;
     tw_progress_start(&p, "train step", NULL, t->schedule.total);
     if (tw_train_publishes(t))          /* what the first rollouts are sampled from */
         ret = tw_run_publish(t, err);
@@ -344,7 +345,7 @@ static void close_all(struct tw_trainer *t)
 }
 
 int tw_train(const struct tw_train_opts *o, char *const *paths, int npaths, struct tw_str options,
-        const volatile sig_atomic_t *stop, FILE *out, struct tw_err *err)
+        volatile sig_atomic_t *stop, FILE *out, struct tw_err *err)
 {
     struct tw_trainer t = { .o = o, .paths = paths, .npaths = npaths, .options = options,
         .stop = stop, .out = out, .lock = -1, .best_step = -1, .saved = -1, .evaled = -1 };

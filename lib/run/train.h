@@ -23,11 +23,14 @@ struct tw_train_opts {
 #define TW_TRAIN_RECOMPUTE "auto|none|layer"
 #define TW_TRAIN_DTYPE "auto|bf16|f32"
 
+enum { TW_STOP_AT_ONCE = -1 };
+
 /* Trains on the records of PATHS (none: stdin). OPTIONS: all resolved options as a JSON object, for
- * RUN/config.json. When *STOP becomes a signal's number the step is finished and saved, and the call
+ * RUN/config.json. *STOP is TW_STOP_AT_ONCE until the first step begins (nothing is lost by then), and
+ * 0 from there on. When it becomes a signal's number the step is finished and saved, and the call
  * returns 0; the caller re-raises. With opts.plan only the plan is printed to OUT; with opts.merge
  * merged weights are written. */
 int tw_train(const struct tw_train_opts *o, char *const *paths, int npaths, struct tw_str options,
-        const volatile sig_atomic_t *stop, FILE *out, struct tw_err *err);
+        volatile sig_atomic_t *stop, FILE *out, struct tw_err *err);
 
 #endif

@@ -18,7 +18,7 @@ struct tw_trainer {
     char *const *paths;
     int npaths;
     struct tw_str options;
-    const volatile sig_atomic_t *stop;
+    volatile sig_atomic_t *stop;
     FILE *out;
 
     struct tw_loss loss;                /* parsed options */
