@@ -57,6 +57,7 @@ HELP_SRC := $(wildcard tests/unit/ref*.c tests/unit/help_*.c)
 GOLDEN_SRC := $(wildcard tests/unit/golden-*.c)
 UNIT_SRC := $(filter-out $(HELP_SRC) $(GOLDEN_SRC) tests/unit/inject.c,$(wildcard tests/unit/*.c))
 BENCH_SRC := $(wildcard tests/bench/*.c)
+EXAMPLE_SRC := $(wildcard examples/*.c)
 FUZZ_SRC := $(wildcard tests/fuzz/*.c)
 SH_ALL := $(sort $(wildcard tests/t[0-9]*.sh))
 SH_LONG := $(filter %.long.sh,$(SH_ALL))
@@ -67,12 +68,13 @@ CMDS := $(CMD_SRC:cmd/%.c=$B/bin/%)
 UNITS := $(UNIT_SRC:tests/unit/%.c=$B/tests/%)
 GOLDEN := $(GOLDEN_SRC:tests/unit/%.c=$B/tests/%)
 BENCH := $(BENCH_SRC:tests/bench/%.c=$B/bench/%)
+EXAMPLES := $(EXAMPLE_SRC:%.c=$B/%)
 FUZZ := $(FUZZ_SRC:tests/fuzz/%.c=$B/fuzz/%)
 INJECT := $(patsubst tests/unit/%.c,$B/tests/%.so,$(wildcard tests/unit/inject.c))
 CUDA_LIB := $(if $(filter-out 0,$(CUDA)),$(if $(CU_SRC),$B/lib/libtw-cuda.so))
 
 all: $(CMDS) $(CUDA_LIB)
-units: $(UNITS) $(GOLDEN) $(INJECT)
+units: $(UNITS) $(GOLDEN) $(INJECT) $(EXAMPLES)
 
 $B/libtw.a: $(LIB_SRC:%.c=$B/%.o)
 	@rm -f $@
@@ -89,6 +91,10 @@ $B/tests/%.so: tests/unit/%.c
 $B/tests/%: $B/tests/unit/%.o $B/libtest.a $B/libtw.a
 	@mkdir -p $(@D)
 	$(call say,LINK)$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(LIBS)
+# As its comment says that users build it: without ours.
+$B/examples/%: examples/%.c
+	@mkdir -p $(@D)
+	$(call say,LINK)$(CC) -O2 $(WARN) -o $@ $< -lm
 $B/bench/%: $B/tests/bench/%.o $B/libtest.a $B/libtw.a
 	@mkdir -p $(@D)
 	$(call say,LINK)$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(LIBS)

@@ -23,6 +23,12 @@ static const struct tw_opt table[] = {
     { "loss-scale", 0, TW_OENUM(OPTS, loss_scale), TW_TRAIN_LOSS_SCALE, "token",
       "what the loss is divided by: the step's supervised tokens; each sequence's, then the "
       "sequences; nothing" },
+    { "loss-exec", 0, TW_OSTR(OPTS, loss_exec), "CMD", NULL,
+      "a command that gets log-probabilities and answers the loss and its gradient, see tw-loss(7)" },
+    { "loss-timeout", 0, TW_ONUM(OPTS, loss_timeout, 0, 1e6), "S", "600",
+      "seconds that --loss-exec has for a step; 0: no limit" },
+    { "ref", 0, TW_OSTR(OPTS, ref), "MODEL|DIR", NULL,
+      "the reference policy: a model, or an adapter; the base with the adapter off if not given" },
     TW_GROUP("Optimisation"),
     { "lr", 0, TW_ONUM(OPTS, lr, 0, 1e6), "X", NULL,
       "learning rate; 1e-4 with an adapter, 1e-5 without" },

@@ -102,7 +102,7 @@ bool tw_jsonl_skippable(const struct tw_jsonl *in)
     return in->skippable;
 }
 
-bool tw_jsonl_ready(const struct tw_jsonl *in)
+bool tw_jsonl_wait(const struct tw_jsonl *in, int ms)
 {
     struct pollfd p = { .fd = in->fd, .events = POLLIN };
 
@@ -113,7 +113,12 @@ bool tw_jsonl_ready(const struct tw_jsonl *in)
     }
     if (in->eof || (in->start < in->end && memchr(in->buf + in->start, '\n', in->end - in->start)))
         return true;
-    return poll(&p, 1, 0) != 0;
+    return poll(&p, 1, ms) > 0;
+}
+
+bool tw_jsonl_ready(const struct tw_jsonl *in)
+{
+    return tw_jsonl_wait(in, 0);
 }
 
 struct tw_str tw_jsonl_line(const struct tw_jsonl *in, int64_t *line, const char **file)

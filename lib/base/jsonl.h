@@ -38,6 +38,8 @@ int tw_jsonl_next(struct tw_jsonl *in, struct tw_rec *rec, struct tw_err *err);
 bool tw_jsonl_skippable(const struct tw_jsonl *in);
 /* False where tw_jsonl_next() would wait for the writer of a pipe. */
 bool tw_jsonl_ready(const struct tw_jsonl *in);
+/* The same after at most MS milliseconds, or when a signal comes. */
+bool tw_jsonl_wait(const struct tw_jsonl *in, int ms);
 /* The raw text of the last line read, also of a bad one (for --rejects). */
 struct tw_str tw_jsonl_line(const struct tw_jsonl *in, int64_t *line, const char **file);
 void tw_jsonl_close(struct tw_jsonl *in);

@@ -93,7 +93,7 @@ struct tw_loss_seq {
     float *dlogp;           /* out: [n] */
     /* out, summed over tokens with weight, for metrics */
     double ratio_sum, ratio_max, kl_sum, tokens;
-    int64_t clipped, bounded;   /* tokens where the clip, the KL's bound, took hold */
+    int64_t clipped[2], bounded;    /* tokens where the lower, the upper clip, the KL's bound took hold */
 };
 
 #endif

@@ -62,18 +62,18 @@ static inline double tw_kl_token(enum tw_kl kind, double d, double *dlogp, int64
 
 /* -A f(r) and its derivative by logp, for a ratio R whose log moves with logp (when MOVES). */
 static inline double tw_policy_token(const struct tw_loss *l, double logp, double old, double r, bool moves,
-        double A, double *dlogp, int64_t *clipped)
+        double A, double *dlogp, int64_t clipped[2])
 {
     double c = tw_clip(r, l->lo, l->hi), tau, g, q;
 
     switch (l->form) {
     case TW_LOSS_SURROGATE:
         q = r * A <= c * A;             /* the unclipped term is the smaller one */
-        *clipped += !q;
+        clipped[r > c] += !q;
         *dlogp = q && moves ? -r * A : 0;
         return -(q ? r * A : c * A);
     case TW_LOSS_CISPO:
-        *clipped += c != r;
+        clipped[r > c] += c != r;
         *dlogp = -c * A;
         return -c * A * logp;
     case TW_LOSS_SAPO:
@@ -122,7 +122,7 @@ static inline double tw_loss_policy(const struct tw_loss *l, struct tw_loss_seq 
         if (w == 0)
             continue;
         loss = tw_policy_token(l, (double)s->logp[i], s->old ? (double)s->old[i] : (double)s->logp[i], r,
-                moves, A, &d, &s->clipped);
+                moves, A, &d, s->clipped);
         s->ratio_sum += r;
         s->ratio_max = r > s->ratio_max ? r : s->ratio_max;
         s->tokens++;

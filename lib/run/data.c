@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -383,6 +384,15 @@ int tw_data_get(struct tw_data *d, int64_t i, struct tw_arena *a, struct tw_datu
     else
         tw_err_place(err, src->path, 0);
     return use > 0 ? 0 : -1;
+}
+
+bool tw_data_wait(const struct tw_data *d, int ms)
+{
+    struct pollfd stdin_fd = { .fd = 0, .events = POLLIN };
+
+    if (d->late)                        /* not looked into yet; a named pipe is opened with its writer */
+        return strcmp(path_of(d, d->at), "-") || poll(&stdin_fd, 1, ms) > 0;
+    return !d->open || !d->reader.jsonl || d->reader.peeked || tw_jsonl_wait(d->reader.jsonl, ms);
 }
 
 int tw_data_next(struct tw_data *d, struct tw_arena *a, struct tw_datum *out, struct tw_err *err)

@@ -29,6 +29,11 @@ struct tw_datum {
     int64_t id;                     /* its number in the data, from 0; dropped records have none */
     int64_t tokens, supervised;     /* of all its sequences */
     double adv, reward;             /* of a rollout */
+    struct tw_datum_part {
+        struct tw_str name;
+        double v;
+    } *part;                        /* [npart] its rewards by name, but unscored ones */
+    int64_t npart;
     bool put_aside;                 /* a rollout of no use: no advantage, or dropped */
     int64_t group_size;
     float *old;                     /* [n] log-probabilities when it was sampled; NULL: not known */
@@ -52,6 +57,9 @@ uint64_t tw_data_hash(const struct tw_data *d);
 /* Sample I of [0, count), not of a stream. */
 int tw_data_get(struct tw_data *d, int64_t i, struct tw_arena *a, struct tw_datum *out,
         struct tw_err *err);
+/* Is the next record of a stream there, or its end? Waits for that MS milliseconds at most, or until a
+ * signal comes. */
+bool tw_data_wait(const struct tw_data *d, int ms);
 /* The next one of a stream: 1, 0 the end, -1. */
 int tw_data_next(struct tw_data *d, struct tw_arena *a, struct tw_datum *out, struct tw_err *err);
 /* "data.jsonl:17" of sample I, for people. */

@@ -67,6 +67,27 @@ static int read_old(struct tw_arena *a, const struct tw_json *j, struct tw_datum
     return 0;
 }
 
+static int read_rewards(struct tw_arena *a, const struct tw_json *j, struct tw_datum *d, struct tw_err *err)
+{
+    const struct tw_json *r = tw_json_get(j, "rewards");
+
+    if (!r)
+        return 0;
+    if (r->type != TW_JOBJ)
+        return tw_fail(err, NULL, 0, "rewards is not an object of numbers");
+    d->part = tw_arena_alloc(a, (size_t)(r->n + 1) * sizeof *d->part);
+    for (int64_t i = 0; i < r->n; i++) {
+        if (r->item[i].type == TW_JNULL)
+            continue;
+        if (r->item[i].type != TW_JNUM)
+            return tw_fail(err, NULL, 0, "rewards.%.*s is neither a number nor null", (int)r->item[i].key.n,
+                    r->item[i].key.p);
+        d->part[d->npart].name = tw_arena_str(a, r->item[i].key);
+        d->part[d->npart++].v = r->item[i].d;
+    }
+    return 0;
+}
+
 /* What a policy loss needs of a rollout. */
 static int read_rollout(const struct tw_data_opts *o, struct tw_arena *a, const struct tw_json *j,
         struct tw_datum *d, struct tw_err *err)
@@ -93,7 +114,7 @@ static int read_rollout(const struct tw_data_opts *o, struct tw_arena *a, const 
     }
     if (!isfinite(d->adv) || d->group_size < 1)
         return tw_fail(err, NULL, 0, "advantage and group_size must be numbers that make sense");
-    return d->put_aside ? 0 : read_old(a, j, d, err);
+    return d->put_aside ? 0 : read_old(a, j, d, err) || read_rewards(a, j, d, err) ? -1 : 0;
 }
 
 int tw_datum_from_json(const struct tw_data_opts *o, struct tw_arena *a, const struct tw_json *j,

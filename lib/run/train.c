@@ -250,7 +250,7 @@ static int loop(struct tw_trainer *t, struct tw_err *err)
         ret = tw_run_publish(t, err);
     while (!ret && !end && !t->ended && !*t->stop &&
             (!t->schedule.total || t->step < t->schedule.total)) {
-        if ((ret = tw_train_step(t, &end, err)) || end)
+        if ((ret = tw_train_step(t, &end, err)) || end || t->cut)
             break;
         if (tw_train_publishes(t))
             ret = tw_run_publish(t, err);
@@ -258,8 +258,6 @@ static int loop(struct tw_trainer *t, struct tw_err *err)
             ret = after_step(t, t->schedule.total && t->step >= t->schedule.total, err);
         tw_progress_at(&p, t->step, t->last);
     }
-    if (!ret && end && t->loss.policy)
-        ret = tw_run_rollouts_end(t, err);
     if (!ret && end) {
         t->ended = true;
         if (t->schedule.total && t->step < t->schedule.total)
@@ -288,8 +286,8 @@ static int train(struct tw_trainer *t, struct tw_err *err)
     if (tw_train_parse(t, err) || tw_train_device(o, &t->dev, err) ||
             !(t->model_dir = tw_model_dir(o->model, err)) ||
             (o->adapter && !(t->adapter_dir = tw_adapter_dir(o->adapter, err))) ||
-            open_counted(t, err) ||
-            !(t->chat = tw_chat_open(t->model_dir, NULL, &chat, err)))
+            tw_ref_find(t, err) || open_counted(t, err) ||
+            !(t->chat = tw_chat_open(t->model_dir, NULL, &chat, err)) || tw_ref_count(t, err))
         return -1;
     t->base = tw_train_base_name(o->model);
     if (!o->plan && tw_run_enter(t, err))
@@ -300,9 +298,11 @@ static int train(struct tw_trainer *t, struct tw_err *err)
     if (o->plan)
         return 0;
     if ((o->resume && tw_run_newest(t, &from, err)) || (from && resume(t, from, err)) ||
-            open_weights(t, from, err))
+            open_weights(t, from, err) || tw_ref_open(t, err))
         goto out;
     describe(t);
+    if (o->loss_exec && !(t->exec = tw_loss_exec_open(o->loss_exec, o->loss_timeout, err)))
+        goto out;
     if (tw_run_start(t, err) || loop(t, err))
         goto out;
     ret = 0;
@@ -313,12 +313,14 @@ out:
 
 static void close_all(struct tw_trainer *t)
 {
+    tw_loss_exec_close(t->exec);
     tw_run_leave(t);
     tw_metrics_close(t->metrics);
     tw_metrics_close(t->copy);
     tw_data_close(t->data);
     tw_data_close(t->eval);
     tw_optim_close(t->optim);
+    tw_ref_close(t);
     if (t->adapter)
         tw_adapter_close(t->adapter);
     if (t->count_adapter)

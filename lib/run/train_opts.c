@@ -87,9 +87,13 @@ int tw_train_parse(struct tw_trainer *t, struct tw_err *err)
     if (t->loss.policy && t->shuffle_auto)
         t->shuffle = false;             /* rollouts are trained in the order they were sampled */
     t->use_lora = o->lora || o->adapter;
-    if (t->loss.reference && !t->use_lora)
+    if (t->loss.reference && !t->use_lora && !o->ref)
         return tw_fail_code(err, TW_EMISUSE, "--loss", 0, "the reference of %s is the base with "
-                "the adapter off: it needs --lora%s", t->loss.name, t->loss.policy ? ", or beta=0" : "");
+                "the adapter off: it needs --lora, or --ref MODEL%s", t->loss.name,
+                t->loss.policy ? ", or beta=0" : "");
+    if (o->ref && !tw_train_compares(t))
+        return tw_fail_code(err, TW_EMISUSE, "--ref", 0, "%s looks at no reference%s", t->loss.name,
+                t->loss.policy ? ": give it a beta above 0" : "");
     t->optim_opts.decay = o->weight_decay;
     t->optim_opts.decay_all = o->decay_on == 1;
     t->schedule.lr = o->lr >= 0 ? o->lr : t->use_lora ? 1e-4 : 1e-5;
@@ -130,14 +134,17 @@ int tw_train_settings(struct tw_trainer *t, struct tw_err *err)
 {
     const struct tw_train_opts *o = t->o;
     const struct tw_lora_opts *l = &t->lora;
+    char ref[64];
     uint64_t model;
 
-    if (model_print(t->model_dir, o->config_json, &model, err))
+    if (model_print(t->model_dir, o->config_json, &model, err) || tw_ref_print(t, ref, err))
         return -1;
     add(t, "--model", "%016" PRIx64, model);
     add(t, "--init", "%s", o->init ? "random" : "none");
     add(t, "--loss", "%s", o->loss);
     add(t, "--loss-scale", "%d", (int)t->scale);
+    add(t, "--loss-exec", "%s", o->loss_exec ? o->loss_exec : "nothing");
+    add(t, "--ref", "%s", ref);
     if (o->lora)
         add(t, "--lora", "r=%" PRId64 ",alpha=%.17g,dropout=%.17g,rslora=%d,targets=%s,init=%s",
                 l->r, l->alpha, l->dropout, l->rslora, l->targets, l->init);

@@ -57,16 +57,18 @@ size_t tw_train_moments(const struct tw_trainer *t)
     return n * each;
 }
 
-static int plan(const struct tw_trainer *t, const struct size *z, int64_t tokens, bool recompute,
+static int plan(struct tw_trainer *t, const struct size *z, int64_t tokens, bool recompute,
         struct tw_plan *p, struct tw_err *err)
 {
     int64_t longest = z->longest < tokens ? z->longest : tokens;
+    int64_t nseq = (tokens + longest - 1) / longest;
     size_t moments = tw_train_moments(t);
 
-    if (tw_model_plan(t->count_model, t->count_adapter, tokens, (tokens + longest - 1) / longest,
-                longest, TW_BACKWARD | (recompute ? TW_RECOMPUTE : 0), p, err))
+    if (tw_model_plan(t->count_model, t->count_adapter, tokens, nseq, longest,
+                TW_BACKWARD | (recompute ? TW_RECOMPUTE : 0), p, err) ||
+            tw_ref_bytes(t, tokens, nseq, longest, &t->ref.bytes, err))
         return -1;
-    p->total = p->total - p->optimizer + moments;
+    p->total = p->total - p->optimizer + moments + t->ref.bytes;
     p->optimizer = moments;
     return 0;
 }
@@ -95,6 +97,8 @@ static void print(const struct tw_trainer *t, const struct size *z, const struct
     print_bytes(out, "memory: optimizer", p->optimizer);
     print_bytes(out, "memory: activations", p->activations);
     print_bytes(out, "memory: head", p->head);
+    if (t->ref.bytes)
+        print_bytes(out, "memory: reference", t->ref.bytes);
     print_bytes(out, "memory: total", p->total);
     fprintf(out, "%-24s %.4g\n", "FLOPs a step", flops);
     print_bytes(out, "a checkpoint", tw_run_ckpt_size(t));
@@ -103,7 +107,7 @@ static void print(const struct tw_trainer *t, const struct size *z, const struct
 }
 
 /* What would help, with its effect, cheapest first. */
-static void advice(const struct tw_trainer *t, const struct size *z, struct tw_buf *b)
+static void advice(struct tw_trainer *t, const struct size *z, struct tw_buf *b)
 {
     struct tw_plan p;
     char text[32];
@@ -121,7 +125,7 @@ static void advice(const struct tw_trainer *t, const struct size *z, struct tw_b
 }
 
 /* Need and room by kind, and what would help. */
-static void explain(const struct tw_trainer *t, const struct size *z, const struct tw_plan *p,
+static void explain(struct tw_trainer *t, const struct size *z, const struct tw_plan *p,
         size_t have, struct tw_buf *b)
 {
     char total[32], fit[32], w[32], o[32], g[32], a[32];

@@ -5,12 +5,22 @@
 #include "nn/ckpt.h"
 #include "run/data.h"
 #include "run/engine.h"
+#include "run/loss_exec.h"
 #include "run/train.h"
 
 /* An option that a resumed run must not change: its name and its meaning as text. */
 struct tw_setting {
     const char *option;
     char *text;
+};
+
+/* The reference policy. */
+struct tw_train_ref {
+    char *dir, *adapter_dir;            /* of a model of its own, of an adapter; NULL: none */
+    struct tw_model *model, *count_model;       /* NULL: the one that is trained */
+    struct tw_adapter *adapter, *count_adapter; /* NULL: the base, with the adapter off */
+    struct tw_engine engine;            /* of its own model */
+    size_t bytes;                       /* what it takes, as the last plan has it */
 };
 
 struct tw_trainer {
@@ -41,6 +51,8 @@ struct tw_trainer {
     const struct tw_params *params;
     struct tw_optim *optim;
     struct tw_engine engine;
+    struct tw_train_ref ref;
+    struct tw_loss_exec *exec;          /* --loss-exec; NULL: none */
     struct tw_chat *chat;
     struct tw_data *data, *eval;
     struct tw_tally tally, eval_tally;
@@ -60,10 +72,14 @@ struct tw_trainer {
     int64_t bad_evals;                  /* since the best */
     int64_t saved, evaled;              /* the step that was last saved, evaluated; -1 */
     bool ended;                         /* early stop, or the stream's end */
+    bool cut;                           /* a signal came while a step waited for its records */
     bool resuming;                      /* from a checkpoint, not from nothing */
     bool moved;                         /* an update with a gradient and a learning rate was made */
-    int64_t updates, metrics_bytes, stream_n;   /* as a checkpoint says */
-    uint64_t stream_hash;
+    int64_t updates, metrics_bytes;     /* as a checkpoint says */
+    int64_t stream_n;                   /* records of a stream that went into steps, */
+    uint64_t stream_hash;               /* and their fingerprint */
+    double waited, published;           /* seconds for the step's records, for the last publishing */
+    double since;                       /* when the last step ended; 0: none did */
     size_t peak_plan;                   /* bytes, of the largest pass */
     size_t reserve;                     /* its activations; 0: a stream's are not known */
     bool touched;                       /* all of the memory is at hand */
@@ -88,8 +104,8 @@ int tw_run_publish(struct tw_trainer *t, struct tw_err *err);
 void tw_run_unpublish(struct tw_trainer *t);
 /* Only RUN/policy.json: the counts, and whether the training has all it wanted. */
 int tw_run_policy(struct tw_trainer *t, bool done, struct tw_err *err);
-/* At the end of the rollouts: were those all that the sampler handed out? */
-int tw_run_rollouts_end(struct tw_trainer *t, struct tw_err *err);
+/* At the end of the rollouts: were those all that the sampler handed out? HELD: not trained yet. */
+int tw_run_rollouts_end(struct tw_trainer *t, int64_t held, struct tw_err *err);
 /* Weights are published and a sampler may follow them. */
 static inline bool tw_train_publishes(const struct tw_trainer *t)
 {
@@ -103,11 +119,70 @@ int tw_state_read(struct tw_trainer *t, const char *dir, struct tw_err *err);
 /* Compares the settings of the run in DIR with those of now. */
 int tw_state_compare(const struct tw_trainer *t, const char *dir, struct tw_err *err);
 
-/* train_step.c. */
+/* train_step.c. *END: there was nothing left to train on. */
 int tw_train_step(struct tw_trainer *t, bool *end, struct tw_err *err);
 int tw_train_eval(struct tw_trainer *t, struct tw_err *err);
+
+/* train_batch.c: the samples of a step as the engine takes them, in their order. */
+struct tw_step_part {
+    struct tw_str name;
+    double n, sum, sum2;                /* of one reward: how many, sum, sum of squares */
+};
+#define TW_STEP_PARTS 32
+struct tw_step_batch {
+    struct tw_engine_sample *s;
+    int64_t *id;                        /* the number in the data, for messages */
+    int64_t n, cap;
+    int64_t samples, tokens, supervised, sequences;
+    int64_t pairs, chosen;              /* preference pairs, and the chosen ones' supervised tokens */
+    int64_t dropped;                    /* rollouts that were put aside meanwhile */
+    double reward, reward2;             /* sums of rewards and of their squares */
+    struct tw_step_part *part;          /* the rewards by name */
+    int64_t npart;
+};
+extern const struct tw_loss tw_step_plain;      /* cross-entropy */
 /* The number of the sample at position I of an epoch. */
 int64_t tw_train_order(const struct tw_trainer *t, int64_t epoch, int64_t i);
+/* The batch of the next step. Empty: the end of a stream. With t->cut it is of no use. */
+int tw_step_gather(struct tw_trainer *t, struct tw_step_batch *b, struct tw_err *err);
+/* Adds the sequences of D that train something; the others cannot change any number. */
+void tw_step_add(struct tw_trainer *t, struct tw_step_batch *b, const struct tw_datum *d, int64_t epoch);
+/* What each sample's sum is multiplied with, so that the sums add up to the loss of the step. */
+void tw_step_scales(const struct tw_trainer *t, struct tw_step_batch *b, enum tw_loss_scale scale);
+/* Log-probabilities of the reference policy, into each sample's ref. */
+int tw_step_reference(struct tw_trainer *t, struct tw_step_batch *b, struct tw_err *err);
+
+/* train_metrics.c: what a line of metrics says of a step. */
+struct tw_step_line {
+    double loss, lr, norm, rate, right;
+    double wait, busy, publish;         /* seconds: for records, all else since the last step, for the
+                                         * weights that the sampler got before this step */
+    int64_t tokens;
+    const struct tw_loss *l;
+    const struct tw_step_batch *b;      /* of a step whose loss has more to say */
+    const struct tw_json *own;          /* of --loss-exec, or NULL */
+};
+void tw_step_put(struct tw_jw *w, void *line);          /* for tw_run_event() */
+void tw_step_put_eval(struct tw_jw *w, void *line);
+void tw_step_progress(struct tw_trainer *t, const struct tw_step_line *l);
+/* How many pairs prefer the chosen one: by its gain over the reference, where there is one. */
+int64_t tw_step_right(const struct tw_step_batch *b);
+
+/* train_ref.c: --ref. find: which folders; count: on the counting device; open: for use. */
+int tw_ref_find(struct tw_trainer *t, struct tw_err *err);
+int tw_ref_count(struct tw_trainer *t, struct tw_err *err);
+int tw_ref_open(struct tw_trainer *t, struct tw_err *err);
+void tw_ref_close(struct tw_trainer *t);
+/* Bytes it takes beside the training, in passes of TOKENS. -1: an error. */
+int tw_ref_bytes(const struct tw_trainer *t, int64_t tokens, int64_t nseq, int64_t longest, size_t *bytes,
+        struct tw_err *err);
+/* What it is, so that a resumed run has the same. */
+int tw_ref_print(const struct tw_trainer *t, char out[64], struct tw_err *err);
+/* Do samples get log-probabilities of a reference? */
+static inline bool tw_train_compares(const struct tw_trainer *t)
+{
+    return t->loss.reference || (t->o->loss_exec && t->o->ref);
+}
 
 /* train_plan.c: counts on the counting device; chooses recomputation; refuses what cannot fit.
  * OUT (may be NULL) gets the plan. */

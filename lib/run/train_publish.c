@@ -59,12 +59,12 @@ int tw_run_policy(struct tw_trainer *t, bool done, struct tw_err *err)
     return tw_train_publishes(t) ? write_policy(t, done, err) : 0;
 }
 
-int tw_run_rollouts_end(struct tw_trainer *t, struct tw_err *err)
+int tw_run_rollouts_end(struct tw_trainer *t, int64_t held, struct tw_err *err)
 {
     char *path = tw_path_join(t->o->out, "rollout.json");
     struct tw_arena a = { 0 };
     const struct tw_json *j;
-    int64_t emitted = 0, got = t->trained + t->dropped;
+    int64_t emitted = 0, got = t->trained + t->dropped + held;
     bool done = false;
     int ret = 0;
 
@@ -104,6 +104,7 @@ int tw_run_publish(struct tw_trainer *t, struct tw_err *err)
     char *dir = tw_path_join(t->o->out, "policy");
     char *name = tw_xasprintf("policy/step-%" PRId64, t->step);
     char *final = tw_path_join(t->o->out, name), *tmp = tw_xasprintf("%s/.new", dir);
+    double t0 = tw_now();
     int ret = -1;
 
     if ((tw_is_dir(tmp) && tw_rmtree(tmp, err)) || tw_mkdirs(tmp, err))
@@ -117,6 +118,7 @@ int tw_run_publish(struct tw_trainer *t, struct tw_err *err)
         tw_fail(err, final, 0, "cannot rename %s to this: %s", tmp, strerror(errno));
     else if (!write_policy(t, t->schedule.total && t->step >= t->schedule.total, err))
         ret = prune(dir, err);
+    t->published = tw_now() - t0;
 out:
     free(dir);
     free(name);

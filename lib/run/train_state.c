@@ -43,8 +43,8 @@ int tw_state_write(const struct tw_trainer *t, const char *dir, struct tw_err *e
     put_int(&w, "dropped", t->dropped);
     put_int(&w, "prompts", t->prompts);
     put_int(&w, "metrics_bytes", t->metrics_bytes);
-    put_int(&w, "samples", tw_data_streams(t->data) ? tw_data_count(t->data) : 0);
-    put_hash(&w, "samples_hash", tw_data_streams(t->data) ? tw_data_hash(t->data) : 0);
+    put_int(&w, "samples", tw_data_streams(t->data) ? t->stream_n : 0);
+    put_hash(&w, "samples_hash", tw_data_streams(t->data) ? t->stream_hash : 0);
     put_int(&w, "best_step", t->best_step);
     tw_jw_key(&w, "best");
     tw_jw_num(&w, t->best_step < 0 ? 0 : t->best);
