@@ -2,6 +2,7 @@
 #include "nn/model_priv.h"
 #include "nn/state.h"
 #include "base/io.h"
+#include <pthread.h>
 #include <stdlib.h>
 
 static const char *const prefixes[] = { "model.", "", "model.language_model.",
@@ -41,6 +42,28 @@ static int read_config(struct tw_model *m, struct tw_err *err)
     return ret;
 }
 
+static void *close_file(void *arg)
+{
+    tw_weights_close(arg);
+    free(arg);
+    return NULL;
+}
+
+/* Giving back a mapping of half a gigabyte takes tens of milliseconds, for which nobody waits. */
+static void close_aside(const struct tw_weights *file)
+{
+    struct tw_weights *own = tw_xmalloc(sizeof *own);
+    pthread_attr_t detached;
+    pthread_t tid;
+
+    *own = *file;
+    pthread_attr_init(&detached);
+    pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
+    if (pthread_create(&tid, &detached, close_file, own))
+        close_file(own);
+    pthread_attr_destroy(&detached);
+}
+
 static int open_weights(struct tw_model *m, struct tw_err *err)
 {
     struct tw_weights file = { 0 };
@@ -60,7 +83,7 @@ static int open_weights(struct tw_model *m, struct tw_err *err)
             !tw_model_load(m, &file, err))
             ret = m->ops->sync(m->dev, err);
     }
-    tw_weights_close(&file);
+    close_aside(&file);
     return ret;
 }
 

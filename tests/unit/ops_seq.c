@@ -381,10 +381,10 @@ static void lora(void)
     }
     help_forget();
     DEVS(h) {
-        lora_on(h, 0, false, TW_BF16, 40 * h->bits16);
-        lora_on(h, 0.25f, false, TW_BF16, 10 + 40 * h->bits16);
-        lora_on(h, 0, true, TW_BF16, 20 + 40 * h->bits16);
-        lora_on(h, 0.25f, true, TW_BF16, 30 + 40 * h->bits16);
+        lora_on(h, 0, false, TW_BF16, 32 * h->bits16);
+        lora_on(h, 0.25f, false, TW_BF16, 8 + 32 * h->bits16);
+        lora_on(h, 0, true, TW_BF16, 16 + 32 * h->bits16);
+        lora_on(h, 0.25f, true, TW_BF16, 24 + 32 * h->bits16);
     }
 }
 
