@@ -72,4 +72,31 @@ EOF
 	printf "%s\n" --schedule "constant linear cosine" "constant cosine" data.jsonl >want
 	diff out want
 '
+test_case 'completion in fish asks the command' '
+	command -v fish >/dev/null || test_skip "no fish"
+	mkdir d && cd d && ln -s "$TW_BUILD/tests/opt" tw-train && touch data.jsonl
+	cat >../ask.fish <<\EOF
+	source $TOP/completions/tw.fish
+	for line in "./tw-train --sch" "./tw-train --schedule " "./tw-train --schedule=co" "./tw-train da"
+	    complete -C "$line" | cut -f 1
+	end
+EOF
+	PATH="$PWD:$PATH" fish ../ask.fish >../out
+	printf "%s\n" --schedule constant cosine linear --schedule=constant --schedule=cosine data.jsonl >../want
+	diff ../out ../want
+'
+test_case 'what zsh is told has the form that _arguments takes' '
+	command -v zsh >/dev/null || test_skip "no zsh"
+	ln -s "$TW_BUILD/tests/opt" tw-train
+	cat >ask.zsh <<\EOF
+	_arguments() { shift; print -rl -- "$@"; }
+	_tw() { . "$TOP/completions/_tw"; }
+	words=(./tw-train); _tw
+EOF
+	zsh -f ask.zsh >out
+	grep -q -e "^\*--schedule=\[.*\]:constant|linear|cosine:(constant linear cosine)$" out
+	grep -q -e "^\*-b\[.*\]:N:_files" out
+	grep -q -e "^\*--resume\[" out
+	test_equal "$(tail -n 1 out)" "*:file:_files"
+'
 test_done
