@@ -188,7 +188,7 @@ struct tok_unigram {
     double *score;                      /* by id, n of them */
     int32_t n;
     unsigned char *type;                /* by id; NULL: all normal */
-    double unknown_score, most;         /* most: a user-defined piece has this a byte, less 0.1 */
+    double unknown_score;
     uint32_t longest;                   /* bytes of a piece */
     size_t ring;                        /* a power of two, more places than the longest piece */
     struct tok_trie trie;

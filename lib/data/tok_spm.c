@@ -2,7 +2,6 @@
  * encoder joins the two neighbours whose joint piece has the best score, leftmost first: as merges,
  * every way to cut a piece in two has the rank of that piece. */
 #include "tok_priv.h"
-#include <float.h>
 #include <stdlib.h>
 
 #define MARK "\xE2\x96\x81"
@@ -272,7 +271,6 @@ static void add_scores(struct tw_tok *t, const struct spm *m)
     struct tok_unigram *u = &t->unigram;
 
     u->on = u->native = true;
-    u->most = FLT_MIN;                  /* scores are negative: a user-defined piece costs 0.1 */
     u->unk = t->bpe.unk;
     u->pieces = (int32_t)m->n;
     u->type = tw_xcalloc((size_t)m->n, 1);
@@ -281,8 +279,6 @@ static void add_scores(struct tw_tok *t, const struct spm *m)
 
         u->type[i] = (unsigned char)x->type;
         tok_unigram_score(u, (int32_t)i, x->score);
-        if (x->type == TOK_PIECE_NORMAL && x->score > u->most)
-            u->most = x->score;
     }
 }
 

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #define UNKNOWN_PENALTY 10.0
+#define USER_BONUS 0.1
 #define ONE_CHAR 0x80000000u            /* an edge of one unknown character */
 
 /* ---- loading ---- */
@@ -111,12 +112,11 @@ static void offer(struct path *p, size_t to, double sum, uint32_t edge)
     *at = sum;
 }
 
-/* A user-defined piece of a SentencePiece model counts more than any other of its length. */
+/* A user-defined piece of a SentencePiece model gains by its length, where others lose. */
 static double score_of(const struct tok_unigram *m, int32_t id, size_t n)
 {
-    if (m->type && m->type[id] == TOK_PIECE_USER)
-        return (double)((float)n * (float)m->most) - 0.1;
-    return m->score[id];
+    return m->type && m->type[id] == TOK_PIECE_USER ? (double)n * USER_BONUS - USER_BONUS
+            : m->score[id];
 }
 
 /* Fills p->edge for the N bytes at TEXT; false: a character is unknown and the model has no token for
