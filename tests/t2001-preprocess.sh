@@ -300,4 +300,12 @@ test_case '--list names processors and filters' '
 	test_text out self-cognition
 	test_text out dedup
 '
+test_case 'arguments of a tool call that are the text of an object become it' '
+	cat >in.jsonl <<-\EOF
+	{"messages":[{"role":"user","content":"x"},{"role":"assistant","content":"","tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{\"a\": 1}"}},{"function":{"name":"g","arguments":"words"}}]}]}
+	EOF
+	tw-preprocess messages in.jsonl >out
+	grep -q "\"name\":\"f\",\"arguments\":{\"a\": *1}}" out
+	grep -q "\"name\":\"g\",\"arguments\":\"words\"}" out
+'
 test_done

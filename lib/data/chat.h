@@ -6,6 +6,7 @@
 #include "base/json.h"
 #include "data/jinja.h"
 #include "data/tok.h"
+#include "data/toolcall.h"
 
 enum tw_trunc { TW_TRUNC_RAISE, TW_TRUNC_LEFT, TW_TRUNC_RIGHT, TW_TRUNC_SPLIT, TW_TRUNC_DROP };
 enum tw_train_on { TW_ON_ASSISTANT, TW_ON_LAST, TW_ON_ALL, TW_ON_PROMPT };
@@ -77,5 +78,12 @@ int tw_chat_render(const struct tw_chat *c, struct tw_arena *a, const struct tw_
  * or `tokens`/`prompt_tokens` as they are. */
 int tw_chat_prompt(const struct tw_chat *c, struct tw_arena *a, const struct tw_json *rec,
         struct tw_tokens *out, struct tw_err *err);
+
+/* What was sampled after PROMPT, as a message: thinking, calls and text apart. TEXT is the reply
+ * without its special tokens; calls that are marked by special tokens are found in TOKEN, n of them.
+ * TOOLS: the record's list, or NULL. */
+void tw_chat_reply(const struct tw_chat *c, struct tw_arena *a, const struct tw_tokens *prompt,
+        const int32_t *token, int64_t n, struct tw_str text, const struct tw_json *tools,
+        struct tw_reply *out);
 
 #endif

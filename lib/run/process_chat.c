@@ -24,7 +24,8 @@ static const char *role_of(struct tw_str s)
 /* A tool call: {name, arguments} or {function: {..}}, as an object or as JSON text. */
 static int put_call(struct tw_jw *w, const struct tw_json *call, struct tw_err *err)
 {
-    const struct tw_json *f = tw_json_get(call, "function");
+    const struct tw_json *f = tw_json_get(call, "function"), *args, *decoded = NULL;
+    struct tw_arena a = { 0 };
     struct tw_str name, id;
 
     if (call->type != TW_JOBJ)
@@ -45,10 +46,16 @@ static int put_call(struct tw_jw *w, const struct tw_json *call, struct tw_err *
     tw_jw_key(w, "name");
     tw_jw_str(w, name);
     tw_jw_key(w, "arguments");
-    if (tw_json_get(f, "arguments"))
-        tw_jw_value(w, tw_json_get(f, "arguments"));
+    args = tw_json_get(f, "arguments");
+    if (args && args->type == TW_JSTR)      /* templates want the object, and quote a text */
+        decoded = tw_json_parse(&a, args->str, NULL);
+    if (decoded && decoded->type == TW_JOBJ)
+        args = decoded;
+    if (args)
+        tw_jw_value(w, args);
     else
         tw_jw_raw(w, TW_STR_LIT("{}"));
+    tw_arena_free(&a);
     tw_jw_obj_end(w);
     tw_jw_obj_end(w);
     return 0;

@@ -116,12 +116,18 @@ static void write_messages(struct tw_jw *w, const struct item *it, const struct 
     for (int64_t i = 0; i < m->n; i++)
         tw_jw_value(w, &m->item[i]);
     if (c->stop != TW_STOP_ERROR) {
+        struct tw_arena a = {0};
+        struct tw_tokens prompt = { .token = (int32_t *)it->gen.prompt, .n = it->gen.nprompt };
+        struct tw_reply reply;
+
+        tw_chat_reply(it->f->s->chat, &a, &prompt, c->token, c->n, tw_buf_str(&c->text),
+                tw_json_get(it->rec, "tools"), &reply);
         tw_jw_obj(w);
         tw_jw_key(w, "role");
         tw_jw_cstr(w, "assistant");
-        tw_jw_key(w, "content");
-        tw_jw_str(w, tw_buf_str(&c->text));
+        tw_reply_write(w, &reply, NULL, false);
         tw_jw_obj_end(w);
+        tw_arena_free(&a);
     }
     tw_jw_arr_end(w);
 }
