@@ -1,7 +1,9 @@
 /* follow.c - sampling from the newest weights of a run */
 #include "run/follow.h"
+#include "base/log.h"
 #include <errno.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -63,6 +65,7 @@ int tw_follow_open(struct tw_follow *f, struct tw_session *s, const char *run, i
         struct tw_err *err)
 {
     *f = (struct tw_follow){ .s = s, .lag = lag, .n = n, .p.watch = -1 };
+    signal(SIGPIPE, SIG_IGN);   /* a stage that went away is an error with its name */
     if (tw_policy_open(&f->p, run, err))
         return -1;
     if (f->p.batch % n)
@@ -90,7 +93,7 @@ int tw_follow_admit(struct tw_follow *f, int64_t in_flight, struct tw_err *err)
     if (f->p.done)
         return 2;
     if (reader_gone())
-        return tw_fail(err, "stdout", 0, "the command that reads the rollouts is gone");
+        return tw_follow_broken(f, err);
     ahead = f->emitted + in_flight - f->p.trained - f->p.dropped;
     if (ahead + f->n > (1 + f->lag) * f->p.batch)
         return 0;
@@ -114,6 +117,25 @@ void tw_follow_release(struct tw_follow *f, const struct tw_gen *g)
             break;
         }
     drop_unused(f);
+}
+
+int tw_follow_broken(struct tw_follow *f, struct tw_err *err)
+{
+    if (tw_policy_poll(&f->p, err) < 0)
+        return -1;
+    return tw_fail(err, "stdout", 0, "the command that reads the rollouts is gone");
+}
+
+int tw_follow_watch(struct tw_follow *f, struct tw_err *err)
+{
+    double now = tw_now();
+
+    if (now - f->looked < 0.25)
+        return 0;
+    f->looked = now;
+    if (tw_policy_poll(&f->p, err) < 0)
+        return -1;
+    return !f->p.done && reader_gone() ? tw_follow_broken(f, err) : 0;
 }
 
 int tw_follow_report(struct tw_follow *f, bool done, struct tw_err *err)

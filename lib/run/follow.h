@@ -17,6 +17,7 @@ struct tw_follow {
     } *held;                    /* the last one is the newest */
     int nheld;
     char *loaded;               /* path of the newest */
+    double looked;              /* when tw_follow_watch() last did */
 };
 
 int tw_follow_open(struct tw_follow *f, struct tw_session *s, const char *run, int64_t lag, int64_t n,
@@ -27,6 +28,10 @@ int tw_follow_admit(struct tw_follow *f, int64_t in_flight, struct tw_err *err);
 /* The weights of a prompt that starts now, and their end of use. */
 void tw_follow_take(struct tw_follow *f, struct tw_gen *g, int64_t *step);
 void tw_follow_release(struct tw_follow *f, const struct tw_gen *g);
+/* Are the others of the pipe still there? Looks now and then, and is cheap to ask. */
+int tw_follow_watch(struct tw_follow *f, struct tw_err *err);
+/* The error of a write that nobody reads: which stage is gone. */
+int tw_follow_broken(struct tw_follow *f, struct tw_err *err);
 int tw_follow_report(struct tw_follow *f, bool done, struct tw_err *err);
 void tw_follow_close(struct tw_follow *f);
 

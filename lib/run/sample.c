@@ -160,6 +160,13 @@ static int write_prompt_logprobs(struct tw_jw *w, const struct item *it, struct 
     return ret;
 }
 
+static int cannot_write(const struct flow *f, struct tw_err *err)
+{
+    if (f->follow && errno == EPIPE)
+        return tw_follow_broken(f->follow, err);
+    return tw_fail(err, f->out_name, 0, "cannot write: %m");
+}
+
 static int write_rollout(struct flow *f, const struct item *it, int64_t sample, struct tw_err *err)
 {
     const struct tw_completion *c = &it->gen.out[sample];
@@ -202,7 +209,7 @@ static int write_rollout(struct flow *f, const struct item *it, int64_t sample, 
     tw_jw_obj_end(&w);
     tw_buf_putc(&f->line, '\n');
     if (fwrite(f->line.p, 1, f->line.n, f->out) != f->line.n)
-        return tw_fail(err, f->out_name, 0, "cannot write: %m");
+        return cannot_write(f, err);
     f->tally.out++;
     return 0;
 }
@@ -224,7 +231,7 @@ static int item_write(struct flow *f, struct item *it, struct tw_err *err)
     if (*it->gen.error)
         tw_tally_skip(&f->tally, it->file, it->line, "%s", it->gen.error);
     if (fflush(f->out))
-        return tw_fail(err, f->out_name, 0, "cannot write: %m");
+        return cannot_write(f, err);
     if (!f->follow)
         return 0;
     f->follow->emitted += it->gen.n;
@@ -359,6 +366,8 @@ static int flow_run(struct flow *f, struct tw_jsonl *in, int64_t skip, struct tw
     prog.yields = f->follow;                /* to the trainer that we follow */
     for (;;) {
         if (!end && (end = flow_in(f, in, skip, err)) < 0)
+            return -1;
+        if (f->follow && tw_follow_watch(f->follow, err))
             return -1;
         if ((more = tw_sampler_step(f->s->sampler, err)) < 0 || flow_out(f, err))
             return -1;

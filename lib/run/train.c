@@ -230,9 +230,13 @@ static int drain(struct tw_trainer *t, struct tw_err *err)
         return 0;
     if (tw_run_policy(t, true, err))
         return -1;
-    do
+    do {
         tw_arena_reset(&t->arena);
-    while ((got = tw_data_next(t->data, &t->arena, &d, err)) > 0 && ++left);
+        while (!*t->stop && !tw_data_wait(t->data, 100))
+            ;
+        got = *t->stop ? 0 : tw_data_next(t->data, &t->arena, &d, err);
+        left += got > 0;
+    } while (got > 0);
     if (left)
         tw_notice("%" PRId64 " rollouts came after the last step and were not trained", left);
     return got;
