@@ -155,9 +155,7 @@ int tw_step_gather(struct tw_trainer *t, struct tw_step_batch *b, struct tw_err 
     *b = (struct tw_step_batch){ 0 };
     tw_arena_reset(&t->arena);
     t->waited = 0;
-    if (!tw_data_streams(t->data))
-        return gather_files(t, b, err);
-    if (gather_stream(t, b, err))
+    if (tw_data_streams(t->data) ? gather_stream(t, b, err) : gather_files(t, b, err))
         return -1;
     if (t->cut) {                       /* what was read of this step was not */
         t->dropped = dropped;
