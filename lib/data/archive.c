@@ -42,10 +42,11 @@ size_t tw_archive_split(const char *text, const char **member)
 static int fail(struct archive *a, const char *path, const char *member, struct tw_err *err)
 {
     const char *why = archive_error_string(a);
+    size_t n = why ? strcspn(why, "\n") : 0;       /* some texts end their line */
     int code = archive_errno(a) == EIO || archive_errno(a) == ENOMEM ? TW_EFAIL : TW_ECORRUPT;
 
-    return tw_fail_code(err, code, path, 0, "%s%sbad archive: %s", member ? member : "",
-            member ? ": " : "", why ? why : "unknown reason");
+    return tw_fail_code(err, code, path, 0, "%s%sbad archive: %.*s", member ? member : "",
+            member ? ": " : "", (int)(n ? n : 14), n ? why : "unknown reason");
 }
 
 /* A name without "./" before and '/' behind it. */

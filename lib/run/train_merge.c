@@ -109,7 +109,10 @@ static int compare(struct merge *g, struct tw_err *err)
         sum += d;
         worst = d > worst || isnan(d) ? d : worst;
     }
-    if (!ret)
+    if (!ret && !isfinite(sum))
+        ret = tw_fail(err, g->adapter_dir, 0, "base and adapter give logits that are not finite: "
+                "nothing is written");
+    else if (!ret)
         tw_notice("merged as %s: logits of %lld probe tokens changed by %.3g at most, %.3g on "
                 "average", tw_dtype_name(g->dtype), (long long)g->n, worst, sum / (double)n);
     tw_model_close(m);
