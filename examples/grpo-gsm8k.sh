@@ -4,7 +4,9 @@
 #
 #     MODEL=hf://HuggingFaceTB/SmolLM2-135M-Instruct OUT=run STEPS=5 examples/grpo-gsm8k.sh gsm8k/train.jsonl
 #
-# Measured (two cores, Zen 4, 2026-11-28):
+# Measured (two cores, Zen 4, 2026-11-28): 5 steps of 32 tries, 27,000 tokens sampled and 42,000 trained, take 7 minutes
+# of processor time. Mean rewards 0.006, 0.019, 0.019, 0.075, 0.019: 17 of the 160 replies end as asked, one is right.
+# So small a model needs a supervised start and far more steps to learn anything here; this shows the pipe on real rows.
 set -euo pipefail
 examples=$(cd "$(dirname "$0")" && pwd)
 export PATH="${TW_BUILD:-$examples/../build}/bin:$PATH"

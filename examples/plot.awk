@@ -44,5 +44,5 @@ END {
     }
     line = ""
     for (c = 0; c < wide; c++) line = line "-"
-    printf "%7s +%s\n%7s  step 1%*s\n", "", line, "", wide - 6, n
+    printf "%7s +%s\n%7s  step 1%" (wide - 6) "d\n", "", line, "", n
 }
