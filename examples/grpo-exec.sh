@@ -2,16 +2,16 @@
 # grpo-exec.sh - reinforcement by a reward of one's own: a program that reads records and writes numbers, here
 # last-number.sh. Two rewards add up: its word, and a tenth for a reply of at most 16 tokens.
 #
-#     MODEL=tiny OUT=run ROWS=96 JUDGE=./judge examples/grpo-exec.sh
+#     MODEL=tiny OUT=run ROWS=192 JUDGE=./judge examples/grpo-exec.sh
 #
-# Measured (two cores, Zen 4, 2026-11-28): 12 steps of 64 tries in 13 s; the mean reward, of 1.1 at best, rises from 0.9
-# to 1.07.
+# Measured (two cores, Zen 4, 2026-11-28): 24 steps of 64 tries in half a minute; the mean reward, of 1.1 at best, is 0.68
+# over the first three steps and 0.89 over the last three; greedy, 170 of 200 sums kept apart are right.
 set -euo pipefail
 examples=$(cd "$(dirname "$0")" && pwd)
 export PATH="${TW_BUILD:-$examples/../build}/bin:$PATH"
-MODEL=${MODEL:-tiny} ROWS=${ROWS:-96} JUDGE=${JUDGE:-"$examples/last-number.sh"} OUT=${OUT:-$(mktemp -d)}
+MODEL=${MODEL:-tiny} ROWS=${ROWS:-192} JUDGE=${JUDGE:-"$examples/last-number.sh"} OUT=${OUT:-$(mktemp -d)}
 
-awk -f "$examples/sums.awk" -v n="$ROWS" -v ask='How many is %d and %d together?' |
+awk -f "$examples/sums.awk" -v n="$ROWS" -v ask='%d with %d makes?' |
     tw-sample -m "$MODEL" --policy "$OUT/run" -n 8 --max-lag 0 --max-tokens 24 |
     tw-reward --exec "$JUDGE" 'length,min=1,max=16,span=16,unit=tokens*0.1' --advantage grpo |
     tee "$OUT/rollouts.jsonl" |
