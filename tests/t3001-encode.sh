@@ -200,4 +200,17 @@ test_case 'a folder without a tokenizer takes token records' '
 	test_text err "text:1: a text needs a tokenizer"
 	test_exit 1 tw-encode -m m --decode t
 '
+test_case 'NUL is a byte like others, through every command' '
+	printf "%s\n" "{\"messages\":[{\"role\":\"user\",\"content\":\"A\\u0000B\"},{\"role\":\"assistant\",\"content\":\"\\u0000C\"}]}" >in
+	printf "{\"text\":\"A\\\\u0000B\"}\n" >t
+	test_equal "$(tw-encode -m tiny --format jsonl t)" "{\"tokens\":[35,191,36]}"
+	tw-encode -m tiny --format jsonl <t | tw-encode -m tiny --decode | cmp t -
+	tw-preprocess -q in | cmp in -
+	tw-fetch -d in | cmp in -
+	test_equal "$(tw-encode -m tiny in | tw-encode -m tiny --decode)" \
+	    "{\"text\":\"<|im_start|>user\\nA\\u0000B<|im_end|>\\n<|im_start|>assistant\\n\\u0000C<|im_end|>\\n\"}"
+	echo "{\"prompt_tokens\":[35],\"completion\":{\"text\":\"A\\u0000B\"},\"answer\":\"A\\u0000B\",\"group\":0,\"group_size\":1}" |
+	    tw-reward exact >out 2>err
+	test_text out "\"rewards\":{\"exact\":1.0}"
+'
 test_done

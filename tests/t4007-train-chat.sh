@@ -57,4 +57,18 @@ test_case 'a shard of another tokenizer is refused' '
 	test_exit 1 tw-train -m other --init random -o r t.tws 2>err
 	grep -q "another tokenizer" err || grep -q tokenizer err
 '
+test_case 'an adapter of another template, tokenizer or end is told when it is used' '
+	cp -R "$TW_SHARE/models/tiny" base
+	chmod -R u+w base
+	echo "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"},{\"role\":\"assistant\",\"content\":\"Hello\"}]}" >c.jsonl
+	tw-train -q -m base --lora r=2 --steps 1 -o run c.jsonl
+	tw-sample -m base --adapter run --max-tokens 1 c.jsonl >out 2>err
+	test_no_text err "another"
+	sed -i "s/assistant/ASSISTANT/" base/chat_template.jinja
+	sed -i "s/\"eos_token_id\"/ \"eos_token_id\"/" base/generation_config.json
+	tw-sample -m base --adapter run --max-tokens 1 c.jsonl >out 2>err
+	test_text err "adapter run was trained with another chat_template.jinja than that of base, which is used"
+	test_text err "another generation_config.json"
+	test_no_text err "another tokenizer.json"
+'
 test_done

@@ -1,5 +1,6 @@
 /* mem.c - checked allocation and the arena. */
 #include "mem.h"
+#include <errno.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -17,7 +18,7 @@ struct tw_arena_block {
 
 static _Noreturn void out_of_memory(size_t n)
 {
-    fprintf(stderr, "out of memory: %zu bytes asked for\n", n);
+    fprintf(stderr, "%s: out of memory: %zu bytes asked for\n", program_invocation_short_name, n);
     abort();
 }
 

@@ -141,9 +141,9 @@ static int set_number(const struct tw_opt *o, void *field, const char *value, co
             *(double *)field = d;
     }
     if (d < o->min || d > o->max) {
-        if (o->max >= 0x1p62)
-            return tw_fail(err, place, line, "%s is out of range: at least %.15g", value, o->min);
-        return tw_fail(err, place, line, "%s is out of range: %.15g to %.15g", value, o->min,
+        if (o->max >= 0x1p62 && d < o->min)
+            return tw_fail(err, place, line, "%s is out of range: at least %.16g", value, o->min);
+        return tw_fail(err, place, line, "%s is out of range: %.16g to %.16g", value, o->min,
                 o->max);
     }
     return 0;

@@ -97,6 +97,30 @@ static int stops(struct tw_session *s, struct tw_err *err)
     return 0;
 }
 
+/* An adapter's checkpoint holds what it was trained with; the model's own files are used. */
+static void compare_files(const struct tw_session *s, const char *name, const char *dir)
+{
+    static const char *const files[] = { "tokenizer.json", "chat_template.jinja",
+        "generation_config.json" };
+
+    for (size_t i = 0; i < sizeof(files) / sizeof(*files); i++) {
+        char *theirs = tw_path_join(dir, files[i]), *ours = tw_path_join(s->dir, files[i]);
+        struct tw_map a, b;
+
+        if (tw_is_file(theirs) && tw_is_file(ours) && !tw_map_open(&a, theirs, NULL)) {
+            if (!tw_map_open(&b, ours, NULL)) {
+                if (a.n != b.n || (a.n && memcmp(a.p, b.p, a.n)))
+                    tw_notice("adapter %s was trained with another %s than that of %s, which is "
+                            "used", name, files[i], s->dir);
+                tw_map_close(&b);
+            }
+            tw_map_close(&a);
+        }
+        free(theirs);
+        free(ours);
+    }
+}
+
 static int adapters(struct tw_session *s, struct tw_err *err)
 {
     const struct tw_list *list = &s->o->adapter;
@@ -109,6 +133,8 @@ static int adapters(struct tw_session *s, struct tw_err *err)
             return -1;
         s->adapter[i].name = list->v[i];
         s->adapter[i].adapter = tw_adapter_open(s->model, dir, false, err);
+        if (s->adapter[i].adapter)
+            compare_files(s, list->v[i], dir);
         free(dir);
         if (!s->adapter[i].adapter)
             return -1;
