@@ -8,22 +8,27 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-static _Noreturn void child(const char *cmd, int in, int out, pid_t parent)
+static _Noreturn void child(const char *cmd, int64_t memory, int in, int out, pid_t parent)
 {
+    struct rlimit mem = { (rlim_t)memory << 20, (rlim_t)memory << 20 }, core = { 0, 0 };
+
     setsid();
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     signal(SIGPIPE, SIG_DFL);
     signal(SIGINT, SIG_DFL);
     signal(SIGTERM, SIG_DFL);
-    if (getppid() == parent && dup2(in, 0) == 0 && dup2(out, 1) == 1)
+    if (getppid() == parent && dup2(in, 0) == 0 && dup2(out, 1) == 1
+            && !(memory && setrlimit(RLIMIT_AS, &mem)) && !setrlimit(RLIMIT_CORE, &core))
         execl("/bin/sh", "sh", "-c", cmd, (char *)NULL);
     _exit(126);
 }
 
-int tw_coproc_start(struct tw_coproc *c, const char *option, const char *cmd, struct tw_err *err)
+int tw_coproc_start(struct tw_coproc *c, const char *option, const char *cmd, int64_t memory,
+        struct tw_err *err)
 {
     int to[2], from[2];
     pid_t parent = getpid();
@@ -39,7 +44,7 @@ int tw_coproc_start(struct tw_coproc *c, const char *option, const char *cmd, st
     signal(SIGPIPE, SIG_IGN);
     c->pid = fork();
     if (!c->pid)
-        child(cmd, to[0], from[1], parent);
+        child(cmd, memory, to[0], from[1], parent);
     close(to[0]);
     close(from[1]);
     c->in = to[1];
@@ -82,6 +87,7 @@ enum tw_answer tw_coproc_ask(struct tw_coproc *c, struct tw_str line, size_t max
 {
     double until = tw_now() + (seconds > 0 ? seconds : 1e9);
 
+    receive(c);
     if (c->taken < c->got.n)
         return TW_ANSWER_MORE;
     tw_buf_clear(&c->got);
@@ -92,7 +98,7 @@ enum tw_answer tw_coproc_ask(struct tw_coproc *c, struct tw_str line, size_t max
         ssize_t n = 0;
 
         if (line_of(c, line.n, answer))
-            return TW_ANSWERED;
+            return answer->n > max ? TW_ANSWER_LONG : TW_ANSWERED;
         if (c->got.n > max)
             return TW_ANSWER_LONG;
         if (left <= 0)
@@ -108,6 +114,24 @@ enum tw_answer tw_coproc_ask(struct tw_coproc *c, struct tw_str line, size_t max
         line.p += n > 0 ? n : 0;
         line.n -= n > 0 ? (size_t)n : 0;
     }
+}
+
+enum tw_answer tw_coproc_finish(struct tw_coproc *c, double seconds)
+{
+    double until = tw_now() + seconds;
+
+    if (c->in >= 0)
+        close(c->in);
+    c->in = -1;
+    while (c->taken >= c->got.n) {
+        struct pollfd p = { c->out, POLLIN, 0 };
+
+        if (tw_now() > until)
+            return TW_ANSWER_LATE;
+        if (poll(&p, 1, 100) > 0 && !receive(c))
+            return TW_ANSWER_GONE;
+    }
+    return TW_ANSWER_MORE;
 }
 
 int tw_coproc_stop(struct tw_coproc *c, bool at_once)

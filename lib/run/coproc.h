@@ -23,12 +23,17 @@ enum tw_answer {
     TW_ANSWER_MORE,             /* it wrote a line that nobody had asked for */
 };
 
-/* OPTION is named in errors. Ignores SIGPIPE from here on: a command that does not read is an answer. */
-int tw_coproc_start(struct tw_coproc *c, const char *option, const char *cmd, struct tw_err *err);
+/* OPTION is named in errors. MEMORY: MiB that each of its processes may have, 0: no limit. Ignores SIGPIPE
+ * from here on: a command that does not read is an answer. */
+int tw_coproc_start(struct tw_coproc *c, const char *option, const char *cmd, int64_t memory,
+        struct tw_err *err);
 /* Hands LINE over, its newline included, and waits for a line of at most MAX bytes in return, at most
  * SECONDS (0: for ever). *ANSWER is borrowed until the next call. */
 enum tw_answer tw_coproc_ask(struct tw_coproc *c, struct tw_str line, size_t max, double seconds,
         struct tw_str *answer);
+/* Ends its input and waits, at most SECONDS, for the end of its output: TW_ANSWER_GONE, or MORE where it
+ * says something, or LATE. It is still to be stopped. */
+enum tw_answer tw_coproc_finish(struct tw_coproc *c, double seconds);
 /* Ends it: at the end of its input within two seconds, or at once; then whatever it left running. Returns
  * its status, as waitpid() does. */
 int tw_coproc_stop(struct tw_coproc *c, bool at_once);

@@ -18,7 +18,7 @@ struct tw_loss_exec *tw_loss_exec_open(const char *cmd, double timeout, struct t
     struct tw_loss_exec *x = tw_xcalloc(1, sizeof *x);
 
     x->timeout = timeout;
-    if (!tw_coproc_start(&x->proc, OPTION, cmd, err))
+    if (!tw_coproc_start(&x->proc, OPTION, cmd, 0, err))
         return x;
     free(x);
     return NULL;
@@ -31,6 +31,8 @@ void tw_loss_exec_close(struct tw_loss_exec *x)
 
     if (!x)
         return;
+    if (x->proc.pid && tw_coproc_finish(&x->proc, 2) == TW_ANSWER_MORE)
+        tw_notice(OPTION ": \"%s\" said more than it was asked", x->proc.cmd);
     if (x->proc.pid && (status = tw_coproc_stop(&x->proc, false)))
         tw_notice(OPTION ": \"%s\" ended with %s", x->proc.cmd, tw_coproc_status(status, text));
     tw_buf_free(&x->line);
