@@ -52,6 +52,23 @@ test_case 'a stream goes on behind what was consumed, and must be the same' '
 	records 24 5 | test_exit 1 $T -m "$BASE" $o -o r2 --resume 2>err
 	test_text err "its first 16 samples are not those that the run has trained on"
 '
+test_case 'a signal acts while a stream is waited for; what was read of that step is read again' '
+	o="--shuffle off --save-every 1 --keep 0"
+	cat "$TMP/d.jsonl" | $T -m "$BASE" $o -o whole
+	mkfifo fifo
+	{ head -n 19 "$TMP/d.jsonl"; exec sleep 60; } >fifo &
+	writer=$!
+	env --default-signal=INT $T -m "$BASE" $o -o r <fifo &
+	trainer=$!
+	until grep -q "\"step\":2," r/metrics.jsonl 2>/dev/null; do sleep 0.05; done
+	sleep 0.3
+	kill -INT $trainer
+	test_exit 130 wait $trainer
+	kill $writer
+	test_equal "$(readlink r/latest)" step-2
+	cat "$TMP/d.jsonl" | $T -m "$BASE" $o -o r --resume
+	same_run whole r
+'
 test_case 'a run from a pipe goes on without the pipe, or with the same' '
 	o="--epochs 3 --save-every 1 --keep 0"
 	cat "$TMP/d.jsonl" | $T -m "$BASE" $o -o whole
