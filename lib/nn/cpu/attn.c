@@ -3,8 +3,9 @@
  * sequence is one block that holds it all, built per call; a decode state has blocks of
  * TW_KV_BLOCK. Both run the same code, so prefill, decode and packed calls give the same bits: a
  * score is one chain over hd, a row's softmax is taken whole, an output is one chain over keys from
- * the first. In bf16 mode both products take pairs: of components for the scores ([bk / 16][hd / 2][16]),
- * of keys for the outputs ([hd / 16][bk / 2][16]), both counted from the first.
+ * the first. In bf16 mode both products take pairs: of components for the scores, K lying as
+ * [bk / 16][hd / 2][16], and of keys for the outputs, V as [hd / 16][bk / 2][16], counted from the
+ * first key.
  *
  * Work items are groups of query rows of one kv head; a row is a (query, head of the group) pair,
  * so that heads that share keys share their loads. */
@@ -188,7 +189,7 @@ static void mix(const struct att *t, int64_t sq, int64_t kvh, float *o, const fl
     }
 }
 
-/* The same in pairs of keys, [lo, hi) a multiple of 32; PP holds the weights as pack16 made them. */
+/* The same in pairs of keys, lo and hi multiples of 32; PP is room for the packed weights. */
 static void mix16(const struct att *t, int64_t sq, int64_t kvh, float *o, const float *s,
         uint32_t *pp, int R, int64_t lo, int64_t hi)
 {

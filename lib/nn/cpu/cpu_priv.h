@@ -16,8 +16,8 @@ struct tw_kern {
     int64_t unit16;             /* pairs whose sum is one step of the chain: 1, of a tile 16 */
 
     /* c[r * ldc + p * 16 ..] += the sum over s of A(r, s) * b[p * bp + s * 16 ..], r in [0, R), p
-     * in [0, P); FIRST: c is zero, whatever lies there. mm: A(r, s) = a[s * as + r]. mms: a[r * ar + s]. mm16: A as pack16 made it, S
-     * counts pairs and b holds pairs of bf16. */
+     * in [0, P); FIRST: c is zero, whatever lies there. mm: A(r, s) = a[s * as + r]. mms: a[r * ar
+     * + s]. mm16: A as pack16 made it, S counts pairs and b holds pairs of bf16. */
     void (*mm)(float *c, int64_t ldc, const float *a, int64_t as, const float *b, int64_t bp,
             int64_t s, bool first, int R, int P);
     void (*mms)(float *c, int64_t ldc, const float *a, int64_t ar, const float *b, int64_t bp,

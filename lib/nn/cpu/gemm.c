@@ -92,25 +92,26 @@ static void tile_move(const struct job *j, const struct tile *t, bool store)
     }
 }
 
-/* N pairs from S0 on of R columns of SRC, which lies token by token. The token that comes first is
- * added first, and what completes a pair is nothing at all (0 times -0 leaves even a -0 as it is):
- * where tokens are cut changes no bit. */
+/* N pairs from S0 on of COLS columns of SRC, which lies token by token, a few tokens at a time: their
+ * rows come from memory once. The token that comes first is added first, and what completes a pair
+ * is nothing at all (0 times -0 leaves even a -0 as it is): where tokens are cut changes no bit. */
 static void pack_tokens(const struct job *j, const struct tw_factors *f, uint32_t *dst, bool left,
-        int R, const float *src, int64_t s0, int64_t n)
+        int64_t cols, const float *src, int64_t s0, int64_t n)
 {
     const struct tw_kern *k = j->d->k;
-    void (*pairs)(uint32_t *, int, const float *, int64_t, int, int64_t, int64_t, bool, uint32_t) =
-            left ? k->pairs_a : k->pairs;
-    int64_t ld = left ? f->lda : f->ldb;
-    int W = left ? R : 16;
-    uint32_t pad = left ? 0 : 0x8000;
+    int64_t ld = left ? f->lda : f->ldb, width = left ? j->mr : 16;
 
-    if (!j->step)
-        pairs(dst, W, src + 2 * s0 * ld, ld, R, n, f->s - 2 * s0, true, pad);
-    for (int64_t i = 0; j->step && i < n; i += 16) {
-        struct step e = j->step[(s0 + i) / 16];
+    for (int64_t i = 0; i < n; i += 16) {
+        struct step e = { 2 * (s0 + i), f->s - 2 * (s0 + i) };
 
-        pairs(dst + i * W, W, src + e.t * ld, ld, R, 16, e.n, true, pad);
+        if (j->step)
+            e = j->step[(s0 + i) / 16];
+        for (int64_t c = 0; c < cols; c += width) {
+            int R = (int)tw_min(width, cols - c), W = left ? R : 16;
+
+            (left ? k->pairs_a : k->pairs)(dst + c * n + i * W, W, src + c + e.t * ld, ld, R,
+                    tw_min(16, n - i), e.n, true, left ? 0 : 0x8000);
+        }
     }
 }
 
@@ -120,13 +121,15 @@ static void pack_a(const struct job *j, float *to, const struct tw_factors *f, i
 {
     const struct tw_kern *k = j->d->k;
 
+    if (j->bf && f->a_cols) {
+        pack_tokens(j, f, (uint32_t *)to, true, r1 - r0, f->a + r0, s0, n);
+        return;
+    }
     for (int64_t r = r0; r < r1; r += j->mr) {
         float *dst = to + (r - r0) * n;
         int rows = (int)tw_min(j->mr, r1 - r);
 
-        if (j->bf && f->a_cols)
-            pack_tokens(j, f, (uint32_t *)dst, true, rows, f->a + r, s0, n);
-        else if (j->bf)
+        if (j->bf)
             k->pack16((uint32_t *)dst, f->a + r * f->lda + 2 * s0, f->lda, rows, n, f->s - 2 * s0);
         else if (!f->a_cols)
             k->pack(dst, f->a + r * f->lda + s0, f->lda, rows, n);
@@ -156,6 +159,10 @@ static const float *pack_b(const struct job *j, const struct tile *t, const stru
         return b + p * *bp + s0 * 16;
     }
     *bp = n * 16;
+    if (j->bf && f->a_cols) {
+        pack_tokens(j, f, (uint32_t *)t->b, false, tw_min(np * 16, N - p * 16), b + p * 16, s0, n);
+        return t->b;
+    }
     for (int64_t q = 0; q < np; q++) {
         float *dst = t->b + q * n * 16;
         int64_t c = (p + q) * 16, w = tw_min(16, N - c);
@@ -164,8 +171,6 @@ static const float *pack_b(const struct job *j, const struct tile *t, const stru
             k->panel16((uint32_t *)dst, b + c * f->ldb + 2 * s0, f->ldb, w, n, f->s - 2 * s0);
         else if (f->bkind == TW_B_COLS)
             k->panel(dst, b + c * f->ldb + s0, f->ldb, w, n);
-        else if (j->bf && f->a_cols)
-            pack_tokens(j, f, (uint32_t *)dst, false, (int)w, b + c, s0, n);
         else if (j->bf)
             k->pairs((uint32_t *)dst, 16, b + 2 * s0 * f->ldb + c, f->ldb, (int)w, n,
                     f->s - 2 * s0, false, 0);

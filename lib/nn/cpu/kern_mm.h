@@ -49,7 +49,7 @@ VFN void mm_block(float *restrict c, int64_t ldc, const float *restrict a, int64
 
 #define MM_CASE(r, p)                                                                              \
     case (r) * 4 + (p):                                                                            \
-        mm_block(c, ldc, a, ar, as, b, bp, s, first, r, p, bf);                                            \
+        mm_block(c, ldc, a, ar, as, b, bp, s, first, r, p, bf);                                    \
         break;
 #if PR > 1
 #define MM_ROW(r) MM_CASE(r, 1) MM_CASE(r, 2) MM_CASE(r, 3)

@@ -118,6 +118,16 @@ static void pack16(uint32_t *dst, const float *src, int64_t lds, int R, int64_t 
         }
 }
 
+#if defined(TW_VEC_DPBF16)
+/* Where the halves of pairs are among two rounded rows: the first row low, the first row high. */
+static const uint16_t interleave[2][32] = {
+    { 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23,
+      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31 },
+    { 16, 0, 17, 1, 18, 2, 19, 3, 20, 4, 21, 5, 22, 6, 23, 7,
+      24, 8, 25, 9, 26, 10, 27, 11, 28, 12, 29, 13, 30, 14, 31, 15 },
+};
+#endif
+
 /* Rows 2i and 2i + 1 of a column side by side: the pair of a sum that runs down the rows. FIRST_HIGH
  * puts row 2i into the half that vdpbf16ps adds first. Half a pair is completed by PAD. */
 static void pairs(uint32_t *dst, int W, const float *src, int64_t lds, int R, int64_t s, int64_t k,
@@ -126,32 +136,28 @@ static void pairs(uint32_t *dst, int W, const float *src, int64_t lds, int R, in
     int64_t i = 0;
 
 #if defined(TW_VEC_DPBF16)
-    if (R == W && (W == 16 || W == 8)) {
-        uint16_t at[32];
+    if (R == 16 && W == 16) {
+        __m512i order = _mm512_loadu_si512(interleave[first_high]);
 
-        for (int r = 0; r < W; r++) {
-            at[2 * r] = (uint16_t)(r + (first_high ? W : 0));
-            at[2 * r + 1] = (uint16_t)(r + (first_high ? 0 : W));
+        for (; i < s && 2 * i + 2 <= k; i++) {
+            const float *x = src + 2 * i * lds;
+            __m512bh two = _mm512_cvtne2ps_pbh(v_load(x + lds), v_load(x));
+
+            v_store(dst + i * 16, (__m512)_mm512_permutexvar_epi16(order, (__m512i)two));
         }
-        if (W == 16) {
-            __m512i order = _mm512_loadu_si512(at);
+    } else if (R == 8 && W == 8) {
+        __m512i order = _mm512_loadu_si512(interleave[first_high]);
+        __m256i half = _mm512_castsi512_si256(order);
 
-            for (; i < s && 2 * i + 2 <= k; i++) {
-                const float *x = src + 2 * i * lds;
-                __m512bh two = _mm512_cvtne2ps_pbh(v_load(x + lds), v_load(x));
+        /* sixteen columns' order, for eight: the second row's begin at 8 */
+        half = _mm256_sub_epi16(half, _mm256_and_si256(_mm256_srli_epi16(half, 1),
+                    _mm256_set1_epi16(8)));
+        for (; i < s && 2 * i + 2 <= k; i++) {
+            const float *x = src + 2 * i * lds;
+            __m256bh two = _mm256_cvtne2ps_pbh(_mm256_loadu_ps(x + lds), _mm256_loadu_ps(x));
 
-                v_store(dst + i * 16, (__m512)_mm512_permutexvar_epi16(order, (__m512i)two));
-            }
-        } else {
-            __m256i order = _mm256_loadu_si256((const __m256i *)at);
-
-            for (; i < s && 2 * i + 2 <= k; i++) {
-                const float *x = src + 2 * i * lds;
-                __m256bh two = _mm256_cvtne2ps_pbh(_mm256_loadu_ps(x + lds), _mm256_loadu_ps(x));
-
-                _mm256_storeu_si256((__m256i *)(dst + i * 8),
-                        _mm256_permutexvar_epi16(order, (__m256i)two));
-            }
+            _mm256_storeu_si256((__m256i *)(dst + i * 8),
+                    _mm256_permutexvar_epi16(half, (__m256i)two));
         }
     }
 #endif
