@@ -77,8 +77,9 @@ static bool begins_marked(struct tw_str s)
 }
 
 /* Text without a pre-tokenizer is one word, however long. It may be cut before a mark that follows
- * something else when no merge joins across such a place, and the mark is a token. */
-static bool may_cut(const struct tok_bpe *m, const struct tok_vocab *v)
+ * something else where no merge joins across such a place, and the mark is a token. The first merge
+ * across it would have a left part that ends there: m->keep has the last bytes of those there are. */
+static bool may_cut(struct tok_bpe *m, const struct tok_vocab *v)
 {
     if (m->byte_level || m->ignore_merges || tok_vocab_find(v, MARK, 3) < 0)
         return false;
@@ -89,8 +90,13 @@ static bool may_cut(const struct tok_bpe *m, const struct tok_vocab *v)
             continue;
         l = tok_vocab_text(v, m->pair[i].left);
         r = tok_vocab_text(v, m->pair[i].right);
-        if (begins_marked(r) && !(l.n >= 3 && !memcmp(l.p + l.n - 3, MARK, 3)))
+        if (!begins_marked(r) || (l.n >= 3 && !memcmp(l.p + l.n - 3, MARK, 3)))
+            continue;
+        /* The text of these is not what stands there, or a character before it was left out. */
+        if (m->unk < 0 || m->pair[i].left == (uint32_t)m->unk || !l.n
+                || (l.n == 6 && m->byte_fallback && !memcmp(l.p, "<0x", 3)))
             return false;
+        m->keep[(unsigned char)l.p[l.n - 1]] = true;
     }
     return true;
 }
@@ -436,7 +442,7 @@ void tok_bpe_word(struct tok_enc *e, const struct tok_view *v, size_t b, size_t 
             break;
         i = (size_t)(p - v->p);
         if (i > b && begins_marked((struct tw_str){ p, end - i })
-                && (i < b + 3 || memcmp(p - 3, MARK, 3))) {
+                && !e->t->bpe.keep[(unsigned char)p[-1]] && (i < b + 3 || memcmp(p - 3, MARK, 3))) {
             word(e, v, b, i);
             b = i;
         }

@@ -126,7 +126,8 @@ struct tok_bpe {
     uint32_t mask, npairs, longest;     /* longest: bytes of the longest token */
     bool byte_level;                    /* words are bytes, spelled in the byte alphabet */
     bool ignore_merges, byte_fallback, fuse_unk;
-    bool cut;                           /* a word may be cut before U+2581; see tok_bpe.c */
+    bool cut, keep[256];                /* a word may be cut before U+2581, but not after these
+                                         * bytes; see tok_bpe.c */
     int32_t unk;                        /* -1: none */
     int32_t byte[256];                  /* byte_level: id of the byte's character; else ASCII's */
     int32_t fallback[256];              /* ids of <0x00> to <0xFF>; -1: none */
