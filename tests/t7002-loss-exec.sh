@@ -121,6 +121,8 @@ X
 	test_text err "answered step 1 with more than one line"
 	tw-train -m "$M" --lora r=4 --steps 1 -o r6 --loss-exec "$C; exit 5" "$TMP/in.jsonl" 2>err
 	test_text err "ended with status 5"
+	tw-train -m "$M" --lora r=4 --steps 1 -o r7 --loss-exec "$C; sleep 60" "$TMP/in.jsonl" 2>err
+	test_text err "ended with signal 9"
 '
 test_case 'null where there is no number: the step is skipped and counted' '
 	one="[1,1,1]"

@@ -40,6 +40,8 @@ bool tw_jsonl_skippable(const struct tw_jsonl *in);
 bool tw_jsonl_ready(const struct tw_jsonl *in);
 /* The same after at most MS milliseconds, or when a signal comes. */
 bool tw_jsonl_wait(const struct tw_jsonl *in, int ms);
+/* Has the writer of a pipe gone? What it wrote may still be there. */
+bool tw_jsonl_hung_up(const struct tw_jsonl *in);
 /* The raw text of the last line read, also of a bad one (for --rejects). */
 struct tw_str tw_jsonl_line(const struct tw_jsonl *in, int64_t *line, const char **file);
 void tw_jsonl_close(struct tw_jsonl *in);

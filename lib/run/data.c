@@ -395,6 +395,11 @@ bool tw_data_wait(const struct tw_data *d, int ms)
     return !d->open || !d->reader.jsonl || d->reader.peeked || tw_jsonl_wait(d->reader.jsonl, ms);
 }
 
+bool tw_data_hung_up(const struct tw_data *d)
+{
+    return d->streams && d->open && d->reader.jsonl && tw_jsonl_hung_up(d->reader.jsonl);
+}
+
 int tw_data_next(struct tw_data *d, struct tw_arena *a, struct tw_datum *out, struct tw_err *err)
 {
     if (d->late && open_path(d, path_of(d, d->at), err))

@@ -60,6 +60,8 @@ int tw_data_get(struct tw_data *d, int64_t i, struct tw_arena *a, struct tw_datu
 /* Is the next record of a stream there, or its end? Waits for that MS milliseconds at most, or until a
  * signal comes. */
 bool tw_data_wait(const struct tw_data *d, int ms);
+/* Has the writer of a stream gone? */
+bool tw_data_hung_up(const struct tw_data *d);
 /* The next one of a stream: 1, 0 the end, -1. */
 int tw_data_next(struct tw_data *d, struct tw_arena *a, struct tw_datum *out, struct tw_err *err);
 /* "data.jsonl:17" of sample I, for people. */

@@ -193,6 +193,8 @@ static int run(struct tw_engine *e, struct tw_engine_sample *s, int64_t n, unsig
         struct tw_seq *seq;
         bool late = false, mean = false;
 
+        if (e->go_on && e->go_on(e->arg, err))
+            return -1;
         tw_arena_reset(&e->arena);
         seq = tw_arena_alloc(&e->arena, (size_t)k * sizeof *seq);
         fill(e, &p, seq, k);

@@ -15,6 +15,9 @@ struct tw_engine {
     struct tw_model *model;         /* borrowed */
     int64_t micro_tokens;           /* a pass takes at most so many, or one longer sequence */
     bool recompute;
+    /* Asked before each pass, when not NULL; other than 0 ends the call with its error. */
+    int (*go_on)(void *arg, struct tw_err *err);
+    void *arg;
     struct tw_arena arena;          /* of one pass */
 };
 

@@ -26,14 +26,19 @@ struct tw_loss_exec *tw_loss_exec_open(const char *cmd, double timeout, struct t
 
 void tw_loss_exec_close(struct tw_loss_exec *x)
 {
+    enum tw_answer how = TW_ANSWER_GONE;
+    int status = 0;
     char text[32];
-    int status;
 
     if (!x)
         return;
-    if (x->proc.pid && tw_coproc_finish(&x->proc, 2) == TW_ANSWER_MORE)
+    if (x->proc.pid) {
+        how = tw_coproc_finish(&x->proc, 2);
+        status = tw_coproc_stop(&x->proc, how == TW_ANSWER_LATE);
+    }
+    if (how == TW_ANSWER_MORE)
         tw_notice(OPTION ": \"%s\" said more than it was asked", x->proc.cmd);
-    if (x->proc.pid && (status = tw_coproc_stop(&x->proc, false)))
+    if (status)
         tw_notice(OPTION ": \"%s\" ended with %s", x->proc.cmd, tw_coproc_status(status, text));
     tw_buf_free(&x->line);
     free(x);

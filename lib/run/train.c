@@ -105,6 +105,11 @@ out:
     return ret;
 }
 
+static int pipe_alive(void *arg, struct tw_err *err)
+{
+    return tw_run_pipe_alive(arg, err);
+}
+
 /* Weights, adapter and moments: new, or those of the checkpoint FROM. */
 static int open_weights(struct tw_trainer *t, const char *from, struct tw_err *err)
 {
@@ -126,6 +131,8 @@ static int open_weights(struct tw_trainer *t, const char *from, struct tw_err *e
     tw_params_zero(t->dev, t->params);
     t->engine.model = t->model;
     t->engine.micro_tokens = o->micro_tokens;
+    t->engine.go_on = t->loss.policy ? pipe_alive : NULL;
+    t->engine.arg = t;
     if (t->reserve && tw_model_reserve(t->model, t->reserve, err))
         return -1;
     return from ? tw_engine_load(&t->engine, t->optim, t->updates, from, err) : 0;

@@ -106,6 +106,8 @@ void tw_run_unpublish(struct tw_trainer *t);
 int tw_run_policy(struct tw_trainer *t, bool done, struct tw_err *err);
 /* At the end of the rollouts: were those all that the sampler handed out? HELD: not trained yet. */
 int tw_run_rollouts_end(struct tw_trainer *t, int64_t held, struct tw_err *err);
+/* In the middle of a step: is there still someone who writes rollouts, or has the sampler done its work? */
+int tw_run_pipe_alive(struct tw_trainer *t, struct tw_err *err);
 /* Weights are published and a sampler may follow them. */
 static inline bool tw_train_publishes(const struct tw_trainer *t)
 {

@@ -4,6 +4,7 @@
 #include "base/json.h"
 #include <errno.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -59,29 +60,49 @@ int tw_run_policy(struct tw_trainer *t, bool done, struct tw_err *err)
     return tw_train_publishes(t) ? write_policy(t, done, err) : 0;
 }
 
-int tw_run_rollouts_end(struct tw_trainer *t, int64_t held, struct tw_err *err)
+/* What RUN/rollout.json says: 1, 0 there is none (rollouts from a file, or of a sampler that follows
+ * nothing), -1. */
+static int read_report(const struct tw_trainer *t, int64_t *emitted, bool *done, struct tw_err *err)
 {
     char *path = tw_path_join(t->o->out, "rollout.json");
     struct tw_arena a = { 0 };
     const struct tw_json *j;
-    int64_t emitted = 0, got = t->trained + t->dropped + held;
-    bool done = false;
-    int ret = 0;
+    int ret = tw_is_file(path);
 
-    if (!tw_is_file(path)) {            /* rollouts from a file, or of a sampler that follows nothing */
-        free(path);
-        return 0;
-    }
-    if (!(j = tw_json_file(&a, path, 1 << 20, err)) || tw_json_get_int(j, "emitted", &emitted, err) < 0
-            || tw_json_get_bool(j, "done", &done, err) < 0)
+    if (ret && (!(j = tw_json_file(&a, path, 1 << 20, err)) || tw_json_get_int(j, "emitted", emitted, err) < 0
+            || tw_json_get_bool(j, "done", done, err) < 0))
         ret = -1;
-    else if (!done || emitted != got)
-        ret = tw_fail(err, "rollouts", 0, "the pipe ended after %" PRId64 " rollouts, the sampler handed out %"
-                PRId64 "%s: a stage before this one failed; --resume goes on from step %" PRId64, got,
-                emitted, done ? "" : " and was not done", t->saved > 0 ? t->saved : 0);
     tw_arena_free(&a);
     free(path);
     return ret;
+}
+
+int tw_run_rollouts_end(struct tw_trainer *t, int64_t held, struct tw_err *err)
+{
+    int64_t emitted = 0, got = t->trained + t->dropped + held;
+    bool done = false;
+    int there = read_report(t, &emitted, &done, err);
+
+    if (there <= 0 || (done && emitted == got))
+        return there < 0 ? -1 : 0;
+    return tw_fail(err, "rollouts", 0, "the pipe ended after %" PRId64 " rollouts, the sampler handed out %"
+            PRId64 "%s: a stage before this one failed; --resume goes on from step %" PRId64, got, emitted,
+            done ? "" : " and was not done", t->saved > 0 ? t->saved : 0);
+}
+
+int tw_run_pipe_alive(struct tw_trainer *t, struct tw_err *err)
+{
+    int64_t emitted = 0;
+    bool done = false;
+    int there;
+
+    if (*t->stop || !tw_data_hung_up(t->data))
+        return 0;
+    if ((there = read_report(t, &emitted, &done, err)) <= 0 || done)
+        return there < 0 ? -1 : 0;
+    poll(NULL, 0, 100);                 /* the Ctrl-C that ended them may still be on its way to us */
+    return *t->stop ? 0 : tw_fail(err, "rollouts", 0, "the pipe ended and the sampler was not done: a stage "
+            "before this one failed; --resume goes on from step %" PRId64, t->saved > 0 ? t->saved : 0);
 }
 
 static int prune(const char *dir, struct tw_err *err)
