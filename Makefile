@@ -7,6 +7,7 @@
 #   test-long   tests/t*.long.sh;  test-gpu: tests/t*.gpu.sh and the unit programs on the GPU
 #   asan        builds all of it with the address and undefined-behaviour sanitizers, then `test`
 #   fuzz        tests/fuzz/*.c with clang's libFuzzer, FUZZ_S seconds each;  T=json picks one
+#   fuzz-cover  the lines of each parser that its committed inputs reach
 #   bench       builds tests/bench/*.c, runs tests/bench/*.sh
 #   man         writes the OPTIONS of man/tw-*.1 again, from the commands' own tables
 #   install     into DESTDIR and PREFIX;  uninstall takes it away again
@@ -172,6 +173,13 @@ fuzz-run: $(FUZZ)
         sed -n 's/^stat::/    /p; /DONE/p' $B/$$n.log; \
 	done
 
+COVER = -O1 -g -fsanitize=fuzzer-no-link -fprofile-instr-generate -fcoverage-mapping
+fuzz-cover:
+	@$(MAKE) --no-print-directory B=build-cover CC=clang OPT='$(COVER)' CUDA=0 SKIP='lib/nn/cpu/%' \
+	    fuzz-cover-run
+fuzz-cover-run: $(FUZZ)
+	@sh tests/fuzz/cover.sh $B $(call pick,$(FUZZ))
+
 bench: all $(BENCH)
 	@for s in $(sort $(wildcard tests/bench/*.sh)); do TW_BUILD='$(abspath $B)' sh $$s || exit 1; done
 
@@ -201,6 +209,6 @@ uninstall:
 clean:
 	rm -rf $B
 FORCE:
-.PHONY: all units demo test test-long test-gpu asan fuzz fuzz-run bench man install uninstall deps \
-	clean FORCE
+.PHONY: all units demo test test-long test-gpu asan fuzz fuzz-run fuzz-cover fuzz-cover-run bench \
+	man install uninstall deps clean FORCE
 .SECONDARY:
