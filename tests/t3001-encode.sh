@@ -111,6 +111,7 @@ test_case 'the first rendering is shown with --verbose' '
 test_case '--stats' '
 	tw-encode -m "$M" --template "$TMP/bare" --stats "$TMP/chat" >out
 	test_text out "\"records\":2,\"sequences\":2,\"tokens\":24,\"trained\":6,\"length\":{\"min\":8,\"mean\":12.0"
+	test_text out "\"histogram\":{\"8\":1,\"16\":1},\"trained_share\":0.25,"
 '
 test_case '--check shows where a prompt does not go on' '
 	printf "%s\n" "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":\"b\"},{\"role\":\"user\",\"content\":\"c\"},{\"role\":\"assistant\",\"content\":\"d\"}]}" >c

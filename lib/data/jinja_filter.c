@@ -310,10 +310,10 @@ static const struct {
     { "rejectattr", tw_jf_rejectattr, 64 }, { "replace", f_replace, 3 },
     { "reverse", tw_jf_reverse, 0 }, { "round", f_round, 2 }, { "safe", f_string, 0 },
     { "select", tw_jf_select, 64 }, { "selectattr", tw_jf_selectattr, 64 },
-    { "sort", tw_jf_sort, 3 }, { "string", f_string, 0 }, { "sum", tw_jf_sum, 2 },
+    { "slice", tw_jf_slice, 2 }, { "sort", tw_jf_sort, 3 }, { "string", f_string, 0 }, { "sum", tw_jf_sum, 2 },
     { "title", f_title, 0 }, { "tojson", f_tojson, 4 }, { "trim", f_trim, 1 },
     { "truncate", f_truncate, 4 }, { "unique", tw_jf_unique, 2 }, { "upper", f_upper, 0 },
-    { "wordcount", f_wordcount, 0 },
+    { "urlencode", tw_jf_urlencode, 0 }, { "wordcount", f_wordcount, 0 },
 };
 
 uint16_t tw_jfilter_find(struct tw_str name)

@@ -26,4 +26,6 @@ TW_JFILTER(tw_jf_length);
 TW_JFILTER(tw_jf_reverse);
 TW_JFILTER(tw_jf_batch);
 TW_JFILTER(tw_jf_groupby);
+TW_JFILTER(tw_jf_slice);          /* and in jinja_filter2.c */
+TW_JFILTER(tw_jf_urlencode);
 #endif

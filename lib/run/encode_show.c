@@ -120,9 +120,52 @@ static int64_t percentile(const struct tw_enc_stats *st, int p)
     return st->max;
 }
 
-void tw_enc_stats_write(const struct tw_enc *e, struct tw_buf *out)
+/* {"64": N, "128": N, ..}: how many sequences are no longer than that, and longer than the one before;
+ * powers of two, those that there are. */
+static void put_histogram(const struct tw_enc_stats *st, struct tw_jw *w)
+{
+    tw_jw_key(w, "histogram");
+    tw_jw_obj(w);
+    for (int k = 0; k < 62; k++) {
+        int64_t n = 0, first = k ? ((int64_t)1 << (k - 1)) + 1 : 0, last = (int64_t)1 << k;
+        char name[24];
+
+        for (int64_t i = first; i <= last && i < EXACT; i++)
+            n += st->len[i];
+        n += k > 20 ? st->big[k - 1] : 0;       /* of these only the power is known */
+        if (!n)
+            continue;
+        snprintf(name, sizeof(name), "%lld", (long long)last);
+        tw_jw_key(w, name);
+        tw_jw_int(w, n);
+    }
+    tw_jw_obj_end(w);
+}
+
+static void put_lengths(const struct tw_enc_stats *st, struct tw_jw *w)
 {
     static const int at[] = { 10, 50, 90, 99 };
+
+    tw_jw_key(w, "length");
+    tw_jw_obj(w);
+    tw_jw_key(w, "min");
+    tw_jw_int(w, st->n ? st->min : 0);
+    tw_jw_key(w, "mean");
+    tw_jw_num(w, st->n ? (double)(st->tokens * 10 / st->n) / 10 : 0);
+    for (size_t i = 0; i < sizeof(at) / sizeof(*at); i++) {
+        char name[8];
+
+        snprintf(name, sizeof(name), "p%d", at[i]);
+        tw_jw_key(w, name);
+        tw_jw_int(w, st->n ? percentile(st, at[i]) : 0);
+    }
+    tw_jw_key(w, "max");
+    tw_jw_int(w, st->max);
+    tw_jw_obj_end(w);
+}
+
+void tw_enc_stats_write(const struct tw_enc *e, struct tw_buf *out)
+{
     const struct tw_enc_stats *st = e->stats;
     struct tw_jw w;
 
@@ -136,22 +179,10 @@ void tw_enc_stats_write(const struct tw_enc *e, struct tw_buf *out)
     tw_jw_int(&w, st->tokens);
     tw_jw_key(&w, "trained");
     tw_jw_int(&w, st->supervised);
-    tw_jw_key(&w, "length");
-    tw_jw_obj(&w);
-    tw_jw_key(&w, "min");
-    tw_jw_int(&w, st->n ? st->min : 0);
-    tw_jw_key(&w, "mean");
-    tw_jw_num(&w, st->n ? (double)(st->tokens * 10 / st->n) / 10 : 0);
-    for (size_t i = 0; i < sizeof(at) / sizeof(*at); i++) {
-        char name[8];
-
-        snprintf(name, sizeof(name), "p%d", at[i]);
-        tw_jw_key(&w, name);
-        tw_jw_int(&w, st->n ? percentile(st, at[i]) : 0);
-    }
-    tw_jw_key(&w, "max");
-    tw_jw_int(&w, st->max);
-    tw_jw_obj_end(&w);
+    put_lengths(st, &w);
+    put_histogram(st, &w);
+    tw_jw_key(&w, "trained_share");
+    tw_jw_num(&w, st->tokens ? (double)(st->supervised * 10000 / st->tokens) / 10000 : 0);
     tw_jw_key(&w, "truncated");
     tw_jw_int(&w, e->truncated);
     tw_jw_key(&w, "dropped");
