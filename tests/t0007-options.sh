@@ -116,4 +116,20 @@ test_case '--verbose of every command says more, on stderr' '
 	    [ "$(wc -l <err)" -gt "$(wc -l <quiet)" ] || { echo "$c says nothing more"; exit 1; }
 	done
 '
+test_case 'a closed stdin or stdout is an error, and no file takes its place' '
+	for c in $cmds; do
+	    rm -rf run
+	    test_exit 1 job "$c" <&- >out 2>err
+	    grep -q "^$c: stdin:.* cannot" err
+	    [ ! -s out ]
+	    rm -rf run
+	    job "$c" <"$TMP/$c" >plain 2>err
+	    rm -rf run
+	    job "$c" <"$TMP/$c" >out 2>&-
+	    cmp plain out
+	    [ "$c" != tw-train ] || continue        # prints nothing
+	    test_exit 1 job "$c" <"$TMP/$c" >&- 2>err
+	    grep -qE "$c: stdout: (cannot write|write failed): Bad file descriptor" err
+	done
+'
 test_done

@@ -3,6 +3,7 @@
 #include "opt_priv.h"
 #include "log.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 
 #ifndef TW_VERSION
@@ -212,6 +213,18 @@ static const char *config_path(const struct tw_cmd *cmd, const struct given *g, 
     return path;
 }
 
+/* Where a caller has closed stdin, stdout or stderr, the next file that is opened would take its
+ * number: records read from a tokenizer, messages written into weights. Something that fails in the
+ * same way as a closed one stands there instead; what goes to stderr is lost. */
+static void hold_standard(void)
+{
+    static const int mode[] = { O_WRONLY, O_RDONLY, O_WRONLY };
+
+    for (int fd = 0; fd < 3; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", mode[fd]) != fd)
+            return;
+}
+
 int tw_start(const struct tw_cmd *cmd, void *opts, int argc, char **argv)
 {
     struct tw_common *common = opts;
@@ -221,6 +234,7 @@ int tw_start(const struct tw_cmd *cmd, void *opts, int argc, char **argv)
     const char *config;
     int n = 0, operands;
 
+    hold_standard();
     signal(SIGPIPE, SIG_DFL);
     signal(SIGXFSZ, SIG_IGN);           /* a limit on file sizes is a write that fails */
     for (int i = 0; i < argc; i++)
