@@ -214,4 +214,12 @@ test_case 'NUL is a byte like others, through every command' '
 	    tw-reward exact >out 2>err
 	test_text out "\"rewards\":{\"exact\":1.0}"
 '
+test_case 'of several templates, tool_use is for records with tools' '
+	cp -r "$DATA/chat/plain" m
+	printf "%s" "{\"chat_template\":[{\"name\":\"default\",\"template\":\"D{{ messages[0].content }}\"},{\"name\":\"tool_use\",\"template\":\"T{{ tools|length }}{{ messages[0].content }}\"}]}" >m/chat_template.json
+	printf "%s\n" "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}" "{\"messages\":[{\"role\":\"user\",\"content\":\"b\"}],\"tools\":[{\"name\":\"f\"}]}" >c
+	tw-encode -m m --render c >out
+	test_text out "{\"text\":\"Da\"}"
+	test_text out "{\"text\":\"T1b\"}"
+'
 test_done

@@ -100,7 +100,7 @@ static int template_args(struct tw_chat *c, struct tw_err *err)
 /* ---- the template's text ---- */
 
 /* "chat_template" of a JSON file: a text, or a list of {name, template} of which "default", or the
- * only one, is taken. 1 found, 0 none. */
+ * only one, is taken; "tool_use" is for records with tools. 1 found, 0 none. */
 static int template_of_json(struct tw_chat *c, const char *path, struct tw_err *err)
 {
     struct tw_json *j = tw_json_file(&c->arena, path, 0, err);
@@ -114,7 +114,12 @@ static int template_of_json(struct tw_chat *c, const char *path, struct tw_err *
     if (t->type == TW_JARR) {
         for (int64_t i = 0; i < t->n; i++) {
             const struct tw_json *name = tw_json_get(&t->item[i], "name");
+            struct tw_str text = { NULL, 0 };
 
+            if (name && name->type == TW_JSTR && tw_str_is(name->str, "tool_use") && t->n > 1
+                    && tw_json_get_str(&t->item[i], "template", &text, NULL) > 0
+                    && !(c->tpl_tools = tw_jinja_compile(text, path, err)))
+                return -1;
             if (t->n == 1 || (name && name->type == TW_JSTR && tw_str_is(name->str, "default")))
                 pick = tw_json_get(&t->item[i], "template");
         }
@@ -198,6 +203,7 @@ void tw_chat_close(struct tw_chat *c)
     free(c->pool);
     tw_tok_close(c->tok);
     tw_jinja_free(c->tpl);
+    tw_jinja_free(c->tpl_tools);
     tw_buf_free(&c->tpl_text);
     tw_arena_free(&c->arena);
     free(c->system);

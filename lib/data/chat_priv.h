@@ -33,6 +33,7 @@ struct tw_chat {
     char *dir;
     struct tw_tok *tok;             /* NULL: token records only */
     struct tw_jinja *tpl;           /* NULL: none, no_tpl says why */
+    struct tw_jinja *tpl_tools;     /* in its place for records with tools; may be NULL */
     struct tw_err no_tpl;
     struct tw_buf tpl_text;
     struct tw_chat_opts o;
