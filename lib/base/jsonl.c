@@ -105,10 +105,9 @@ bool tw_jsonl_skippable(const struct tw_jsonl *in)
 /* What the next read is from; -1: a file that is not open yet, or none. */
 static int source(const struct tw_jsonl *in)
 {
-    if (in->fd >= 0)
+    if (in->fd >= 0 || in->at >= in->npath ||
+            (in->first_fd < 0 && strcmp(in->path[in->at], "-")))
         return in->fd;
-    if (in->at >= in->npath || (in->first_fd < 0 && strcmp(in->path[in->at], "-")))
-        return -1;
     return in->first_fd < 0 ? 0 : in->first_fd;
 }
 
@@ -123,9 +122,8 @@ bool tw_jsonl_wait(const struct tw_jsonl *in, int ms)
 {
     struct pollfd p = { .fd = source(in), .events = POLLIN };
 
-    if (p.fd < 0)
-        return true;
-    if (in->eof || (in->start < in->end && memchr(in->buf + in->start, '\n', in->end - in->start)))
+    if (p.fd < 0 || in->eof ||
+            (in->start < in->end && memchr(in->buf + in->start, '\n', in->end - in->start)))
         return true;
     return poll(&p, 1, ms) > 0;
 }

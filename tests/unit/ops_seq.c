@@ -299,6 +299,26 @@ static double *doubles(const float *x, int64_t n)
     return y;
 }
 
+/* The gradients of the three adapters; frees what was wanted. */
+static void lora_grads(struct help_dev *h, const struct lora *l, double **wa, double **wb, double tol,
+        int slot)
+{
+    float *got;
+
+    for (int i = 0; i < 3; i++) {
+        if (l->run[i].da) {
+            got = help_get(h->d, l->run[i].da, l->r[i] * l->in);
+            CHECK(help_near(got, wa[i], l->r[i] * l->in, tol, "lora da"));
+            CHECK(help_agree(slot + 2 + i, got, l->r[i] * l->in, "lora da", h->name));
+            free(got);
+        }
+        got = help_get(h->d, l->run[i].db, l->r[i] * l->out);
+        CHECK(help_near(got, wb[i], l->r[i] * l->out, tol, "lora db"));
+        CHECK(help_agree(slot + 5 + i, got, l->r[i] * l->out, "lora db", h->name));
+        free(got), free(wa[i]), free(wb[i]);
+    }
+}
+
 /* On its own or, with FUSED, together with the module's own product, in PRODUCTS. */
 static void lora_on(struct help_dev *h, float p, bool fused, enum tw_dtype products, int slot)
 {
@@ -352,18 +372,7 @@ static void lora_on(struct help_dev *h, float p, bool fused, enum tw_dtype produ
     CHECK(help_agree(slot + 1, got, l.T * l.in, "lora dx", h->name));
     CHECK(help_tensor_clean(h->d, &dx));
     free(got);
-    for (int i = 0; i < 3; i++) {
-        if (l.run[i].da) {
-            got = help_get(h->d, l.run[i].da, l.r[i] * l.in);
-            CHECK(help_near(got, wa[i], l.r[i] * l.in, tol, "lora da"));
-            CHECK(help_agree(slot + 2 + i, got, l.r[i] * l.in, "lora da", h->name));
-            free(got);
-        }
-        got = help_get(h->d, l.run[i].db, l.r[i] * l.out);
-        CHECK(help_near(got, wb[i], l.r[i] * l.out, tol, "lora db"));
-        CHECK(help_agree(slot + 5 + i, got, l.r[i] * l.out, "lora db", h->name));
-        free(got), free(wa[i]), free(wb[i]);
-    }
+    lora_grads(h, &l, wa, wb, tol, slot);
     lora_close(&l, h->d);
     drop(h->d, y.data), drop(h->d, x.data), drop(h->d, dy.data), drop(h->d, dx.data);
     drop(h->d, hh.data), drop(h->d, sc.data), drop(h->d, (void *)c.drop_key), drop(h->d, m.data);
