@@ -33,7 +33,7 @@ test_case 'unknown names, settings and values are refused, and what is known is 
 	no 2 "this build trains on the CPU" --device cuda:1
 	no 2 "known are auto, cpu" --device tpu
 	no 2 "this build trains on one device" --nproc 2
-	for o in --mesh --ref --teacher --loss-exec; do no 2 "$o" $o x; done
+	no 2 "unknown option --mesh" --mesh dp=2
 	no 2 "--dtype" --dtype f16
 	no 2 "--recompute" --recompute all
 	no 2 "--loss-scale" --loss-scale mean
