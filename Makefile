@@ -159,7 +159,7 @@ test-gpu: all units
 
 SAN = -O1 -g -fsanitize=address,undefined -fno-omit-frame-pointer -fno-sanitize-recover=undefined
 asan:
-	@$(MAKE) --no-print-directory B=build-asan OPT='$(SAN)' CUDA=0 test
+	@$(MAKE) --no-print-directory B=build-asan OPT='$(SAN)' CUDA=0 TEST_S=2700 test
 
 FUZZ_SAN = -O1 -g -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
 fuzz:
