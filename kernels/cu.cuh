@@ -1,0 +1,152 @@
+/* cu.cuh - what the files of libtw-cuda.so share: the device, its scratch memory, element types, and
+ * small device functions. Activations are BF16 or F32 (a template parameter A of the kernels);
+ * arithmetic is F32; sums never depend on the order in which blocks happen to run. */
+#ifndef TW_CU_CUH
+#define TW_CU_CUH
+#include <cublasLt.h>
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#include <stdint.h>
+extern "C" {
+#include "nn/ops.h"
+}
+
+typedef __nv_bfloat16 bf16;
+
+/* Scratch blocks that grow to the largest need and stay. One use of each at a time: what an op puts
+ * there is dead when the op has been queued and the next one writes it (one stream orders them). */
+enum cu_scratch { CU_S_GEMM, CU_S_HEAD, CU_S_LORA, CU_S_ATTN, CU_S_PART, CU_S_SORT, CU_NSCRATCH };
+
+struct cu_buf {
+    void *p;
+    size_t n;
+};
+
+struct cu_gemm;                 /* gemm.cu: handles, plans by shape */
+struct cu_attn;                 /* attn.cu: what attention keeps between calls */
+
+struct cu_dev {
+    struct tw_dev_head head;    /* first: this is a struct tw_dev */
+    int index, sms;
+    size_t smem_max;            /* bytes of shared memory a block may have */
+    cudaStream_t stream;        /* everything is queued here, in order */
+    struct tw_err err;          /* the first failure */
+    struct cu_buf scratch[CU_NSCRATCH];
+    struct cu_gemm *gemm;
+    struct cu_attn *attn;
+    char *ring;                 /* pinned host memory for uploads, used round and round */
+    size_t ring_at;
+    cudaEvent_t ring_done[2];   /* the uploads out of each half have been made */
+};
+
+static inline struct cu_dev *cu(struct tw_dev *d)
+{
+    return (struct cu_dev *)d;
+}
+
+/* Notes a failure of call WHAT as the device's error when it is the first. */
+void cu_note(struct cu_dev *d, cudaError_t e, const char *what);
+void cu_fail(struct cu_dev *d, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+#define CU_TRY(d, call) cu_note((d), (call), #call)
+/* After a kernel's launch. */
+#define CU_DONE(d, what) cu_note((d), cudaGetLastError(), (what))
+
+/* N bytes of scratch KIND; NULL after noting that there is no memory. */
+void *cu_scratch(struct cu_dev *d, enum cu_scratch kind, size_t n);
+/* Queues a copy of N host bytes to device memory DST without waiting; HOST may be reused at once. */
+void cu_upload(struct cu_dev *d, void *dst, const void *host, size_t n);
+
+/* Products of row-major matrices by cuBLASLt, accumulated in F32. ct is the type of c.
+ *   cu_nt: c[m, n] = a[m, k] b[n, k]^T + beta c0    (y = x W^T)
+ *   cu_nn: c[m, n] = a[m, k] b[k, n]   + beta c0    (dx = dy W)
+ *   cu_tn: c[m, n] = a[k, m]^T b[k, n] + beta c0    (dW = dy^T x)
+ * a and b have type t; ld in elements; c0 may be c. */
+struct cu_mm {
+    int64_t m, n, k;
+    const void *a, *b, *c0;
+    void *c;
+    int64_t lda, ldb, ldc;
+    enum tw_dtype t, ct;
+    float alpha, beta;
+};
+void cu_nt(struct cu_dev *d, const struct cu_mm *p);
+void cu_nn(struct cu_dev *d, const struct cu_mm *p);
+void cu_tn(struct cu_dev *d, const struct cu_mm *p);
+bool cu_gemm_open(struct cu_dev *d);
+void cu_gemm_close(struct cu_dev *d);
+
+/* elem.cu */
+void cu_elem_ops(struct tw_ops *o);
+/* gemm.cu */
+void cu_linear_ops(struct tw_ops *o);
+/* lora.cu */
+void cu_lora_ops(struct tw_ops *o);
+/* head.cu */
+void cu_head_ops(struct tw_ops *o);
+/* optim.cu */
+void cu_optim_ops(struct tw_ops *o);
+/* attn.cu: attn, attn_bwd, kv_bytes, kv_put */
+void cu_attn_ops(struct tw_ops *o);
+void cu_attn_close(struct cu_dev *d);
+
+static inline int64_t cu_div(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+#ifdef __CUDACC__
+static __device__ __forceinline__ float ld1(const float *p) { return *p; }
+static __device__ __forceinline__ float ld1(const bf16 *p) { return __bfloat162float(*p); }
+static __device__ __forceinline__ void st1(float *p, float x) { *p = x; }
+static __device__ __forceinline__ void st1(bf16 *p, float x) { *p = __float2bfloat16_rn(x); }
+
+/* Sums over a warp and over a block of whole warps, in a fixed order; every thread gets the sum. */
+static __device__ __forceinline__ float warp_sum(float x)
+{
+#pragma unroll
+    for (int o = 16; o; o >>= 1)
+        x += __shfl_xor_sync(~0u, x, o);
+    return x;
+}
+static __device__ __forceinline__ float warp_max(float x)
+{
+#pragma unroll
+    for (int o = 16; o; o >>= 1)
+        x = fmaxf(x, __shfl_xor_sync(~0u, x, o));
+    return x;
+}
+static __device__ __forceinline__ float block_sum(float x)
+{
+    __shared__ float part[32];
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+
+    x = warp_sum(x);
+    __syncthreads();
+    if (!lane)
+        part[warp] = x;
+    __syncthreads();
+    x = lane < (int)blockDim.x / 32 ? part[lane] : 0;
+    return warp_sum(x);
+}
+static __device__ __forceinline__ float block_max(float x)
+{
+    __shared__ float part[32];
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+
+    x = warp_max(x);
+    __syncthreads();
+    if (!lane)
+        part[warp] = x;
+    __syncthreads();
+    x = lane < (int)blockDim.x / 32 ? part[lane] : -INFINITY;
+    return warp_max(x);
+}
+
+/* Calls KERNEL<A> by the type of a tensor. */
+#define CU_ACT(dtype, ...)                                                                         \
+    do {                                                                                           \
+        if ((dtype) == TW_BF16) { using A = bf16; __VA_ARGS__; }                                   \
+        else { using A = float; __VA_ARGS__; }                                                     \
+    } while (0)
+#endif
+#endif
