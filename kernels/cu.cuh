@@ -77,6 +77,10 @@ void cu_gemm_close(struct cu_dev *d);
 
 /* elem.cu */
 void cu_elem_ops(struct tw_ops *o);
+/* mat.cu */
+void cu_mat_ops(struct tw_ops *o);
+/* norm.cu */
+void cu_norm_ops(struct tw_ops *o);
 /* gemm.cu */
 void cu_linear_ops(struct tw_ops *o);
 /* lora.cu */
@@ -142,11 +146,75 @@ static __device__ __forceinline__ float block_max(float x)
     return warp_max(x);
 }
 
+/* V = 8 elements at once by 16-byte accesses (aligned), or V = 1. */
+template <int V> static __device__ __forceinline__ void ldv(float (&v)[V], const float *p)
+{
+    if constexpr (V == 8) {
+        float4 a = ((const float4 *)p)[0], b = ((const float4 *)p)[1];
+
+        v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
+        v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+    } else {
+        v[0] = *p;
+    }
+}
+template <int V> static __device__ __forceinline__ void ldv(float (&v)[V], const bf16 *p)
+{
+    if constexpr (V == 8) {
+        uint4 u = *(const uint4 *)p;
+        uint32_t w[4] = { u.x, u.y, u.z, u.w };
+
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            v[2 * i] = __uint_as_float(w[i] << 16);
+            v[2 * i + 1] = __uint_as_float(w[i] & 0xffff0000u);
+        }
+    } else {
+        v[0] = __bfloat162float(*p);
+    }
+}
+template <int V> static __device__ __forceinline__ void stv(float *p, const float (&v)[V])
+{
+    if constexpr (V == 8) {
+        ((float4 *)p)[0] = make_float4(v[0], v[1], v[2], v[3]);
+        ((float4 *)p)[1] = make_float4(v[4], v[5], v[6], v[7]);
+    } else {
+        *p = v[0];
+    }
+}
+template <int V> static __device__ __forceinline__ void stv(bf16 *p, const float (&v)[V])
+{
+    if constexpr (V == 8) {
+        uint32_t w[4];
+
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            __nv_bfloat162 h = __floats2bfloat162_rn(v[2 * i], v[2 * i + 1]);
+
+            w[i] = *(uint32_t *)&h;
+        }
+        *(uint4 *)p = make_uint4(w[0], w[1], w[2], w[3]);
+    } else {
+        *p = __float2bfloat16_rn(v[0]);
+    }
+}
+
 /* Calls KERNEL<A> by the type of a tensor. */
 #define CU_ACT(dtype, ...)                                                                         \
     do {                                                                                           \
         if ((dtype) == TW_BF16) { using A = bf16; __VA_ARGS__; }                                   \
         else { using A = float; __VA_ARGS__; }                                                     \
+    } while (0)
+/* Whether rows of COLS elements from these can be read eight at a time. */
+static inline bool cu_vec8(const struct tw_tensor *t, int64_t cols)
+{
+    return (uintptr_t)t->data % 16 == 0 && t->ld % 8 == 0 && cols % 8 == 0;
+}
+/* Calls with V = 8 or 1. */
+#define CU_VEC(eight, ...)                                                                         \
+    do {                                                                                           \
+        if (eight) { constexpr int V = 8; __VA_ARGS__; }                                           \
+        else { constexpr int V = 1; __VA_ARGS__; }                                                 \
     } while (0)
 #endif
 #endif

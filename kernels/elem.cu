@@ -1,0 +1,230 @@
+/* elem.cu - what reads its inputs once and writes its output once: rotary positions, gated units,
+ * sums. Bound by memory; 16-byte accesses where the rows allow it. */
+#include "cu.cuh"
+
+/* A thread takes V pairs of one head: components i.. and i + rot/2.. (or 2i, 2i+1). */
+template <class A, int V> static __global__ void rope_kernel(A *x, int64_t ld, int64_t T, int nheads,
+        int hd, const float *cos, const float *sin, const int32_t *pos, int rot, float sign)
+{
+    int half = rot / 2, per = half / V;
+    int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
+    int64_t t = i / ((int64_t)nheads * per);
+    int j, head;
+
+    if (t >= T)
+        return;
+    j = (int)(i % per) * V;
+    head = (int)(i / per % nheads);
+    A *a = x + t * ld + (int64_t)head * hd + j, *b = a + half;
+    float u[V], w[V], c[V], s[V];
+    const int64_t at = (int64_t)pos[t] * half + j;
+
+    ldv<V>(u, a);
+    ldv<V>(w, b);
+    ldv<V>(c, cos + at);
+    ldv<V>(s, sin + at);
+#pragma unroll
+    for (int k = 0; k < V; k++) {
+        float p = u[k] * c[k] - w[k] * s[k] * sign, q = w[k] * c[k] + u[k] * s[k] * sign;
+
+        u[k] = p;
+        w[k] = q;
+    }
+    stv<V>(a, u);
+    stv<V>(b, w);
+}
+
+template <class A> static __global__ void rope_pairs(A *x, int64_t ld, int64_t T, int nheads, int hd,
+        const float *cos, const float *sin, const int32_t *pos, int rot, float sign)
+{
+    int half = rot / 2;
+    int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
+    int64_t t = i / ((int64_t)nheads * half);
+
+    if (t >= T)
+        return;
+    int j = (int)(i % half), head = (int)(i / half % nheads);
+    A *a = x + t * ld + (int64_t)head * hd + 2 * j;
+    float c = cos[(int64_t)pos[t] * half + j], s = sin[(int64_t)pos[t] * half + j] * sign;
+    float u = ld1(a), w = ld1(a + 1);
+
+    st1(a, u * c - w * s);
+    st1(a + 1, w * c + u * s);
+}
+
+static void d_rope(struct tw_dev *dev, struct tw_tensor *x, int64_t nheads, int64_t hd,
+        const struct tw_rope *r, int sign)
+{
+    struct cu_dev *d = cu(dev);
+    int64_t half = r->rot / 2;
+    bool eight = cu_vec8(x, hd) && half % 8 == 0 && !r->interleaved;
+    int64_t n = x->rows * nheads * half / (eight ? 8 : 1);
+    unsigned grid = (unsigned)cu_div(n, 256);
+
+    if (!n)
+        return;
+    if (r->interleaved)
+        CU_ACT(x->dtype, rope_pairs<A><<<grid, 256, 0, d->stream>>>((A *)x->data, x->ld, x->rows,
+                    (int)nheads, (int)hd, r->cos, r->sin, r->pos, (int)r->rot, (float)sign));
+    else
+        CU_ACT(x->dtype, CU_VEC(eight, rope_kernel<A, V><<<grid, 256, 0, d->stream>>>((A *)x->data,
+                    x->ld, x->rows, (int)nheads, (int)hd, r->cos, r->sin, r->pos, (int)r->rot,
+                    (float)sign)));
+    CU_DONE(d, "rope");
+}
+
+/* act(x), and its derivative too. */
+template <int ACT> static __device__ __forceinline__ float act(float x, float *dx)
+{
+    if (ACT == TW_SILU) {
+        float s = 1 / (1 + __expf(-x));
+
+        *dx = s * (1 + x * (1 - s));
+        return x * s;
+    } else {
+        const float k = 0.79788456080286536f, c = 0.044715f;
+        float th = tanhf(k * (x + c * x * x * x));
+
+        *dx = 0.5f * (1 + th) + 0.5f * x * (1 - th * th) * k * (1 + 3 * c * x * x);
+        return 0.5f * x * (1 + th);
+    }
+}
+
+/* Where element group i of a [rows, cols] tensor lies. */
+template <int V> static __device__ __forceinline__ int64_t at(int64_t i, int64_t per, int64_t ld)
+{
+    return i / per * ld + i % per * V;
+}
+
+template <class A, int V, int ACT> static __global__ void glu_kernel(A *y, int64_t ldy, const A *gate,
+        int64_t ldg, const A *up, int64_t ldu, int64_t n, int64_t per)
+{
+    int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
+    float g[V], u[V], d;
+
+    if (i >= n)
+        return;
+    ldv<V>(g, gate + at<V>(i, per, ldg));
+    ldv<V>(u, up + at<V>(i, per, ldu));
+#pragma unroll
+    for (int k = 0; k < V; k++)
+        u[k] *= act<ACT>(g[k], &d);
+    stv<V>(y + at<V>(i, per, ldy), u);
+}
+
+template <class A, int V, int ACT> static __global__ void glu_bwd_kernel(A *dgate, int64_t lddg,
+        A *dup, int64_t lddu, const A *dy, int64_t ldd, const A *gate, int64_t ldg, const A *up,
+        int64_t ldu, int64_t n, int64_t per)
+{
+    int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
+    float g[V], u[V], y[V], d;
+
+    if (i >= n)
+        return;
+    ldv<V>(g, gate + at<V>(i, per, ldg));
+    ldv<V>(u, up + at<V>(i, per, ldu));
+    ldv<V>(y, dy + at<V>(i, per, ldd));
+#pragma unroll
+    for (int k = 0; k < V; k++) {
+        float a = act<ACT>(g[k], &d);
+
+        g[k] = y[k] * u[k] * d;
+        u[k] = y[k] * a;
+    }
+    stv<V>(dgate + at<V>(i, per, lddg), g);
+    stv<V>(dup + at<V>(i, per, lddu), u);
+}
+
+#define CU_GLU(kind, ...)                                                                          \
+    do {                                                                                           \
+        if ((kind) == TW_SILU) { constexpr int ACT = TW_SILU; __VA_ARGS__; }                       \
+        else { constexpr int ACT = TW_GELU_TANH; __VA_ARGS__; }                                    \
+    } while (0)
+
+static void d_glu(struct tw_dev *dev, struct tw_tensor *y, const struct tw_tensor *gate,
+        const struct tw_tensor *up, enum tw_act kind)
+{
+    struct cu_dev *d = cu(dev);
+    bool eight = cu_vec8(y, y->cols) && cu_vec8(gate, y->cols) && cu_vec8(up, y->cols);
+    int64_t per = y->cols / (eight ? 8 : 1), n = y->rows * per;
+
+    if (!n)
+        return;
+    CU_GLU(kind, CU_ACT(y->dtype, CU_VEC(eight, glu_kernel<A, V, ACT><<<(unsigned)cu_div(n, 256), 256,
+                    0, d->stream>>>((A *)y->data, y->ld, (const A *)gate->data, gate->ld,
+                    (const A *)up->data, up->ld, n, per))));
+    CU_DONE(d, "glu");
+}
+
+static void d_glu_bwd(struct tw_dev *dev, struct tw_tensor *dgate, struct tw_tensor *dup,
+        const struct tw_tensor *dy, const struct tw_tensor *gate, const struct tw_tensor *up,
+        enum tw_act kind)
+{
+    struct cu_dev *d = cu(dev);
+    int64_t cols = dy->cols;
+    bool eight = cu_vec8(dy, cols) && cu_vec8(gate, cols) && cu_vec8(up, cols) &&
+        cu_vec8(dgate, cols) && cu_vec8(dup, cols);
+    int64_t per = cols / (eight ? 8 : 1), n = dy->rows * per;
+
+    if (!n)
+        return;
+    CU_GLU(kind, CU_ACT(dy->dtype, CU_VEC(eight, glu_bwd_kernel<A, V, ACT><<<(unsigned)cu_div(n, 256),
+                    256, 0, d->stream>>>((A *)dgate->data, dgate->ld, (A *)dup->data, dup->ld,
+                    (const A *)dy->data, dy->ld, (const A *)gate->data, gate->ld,
+                    (const A *)up->data, up->ld, n, per))));
+    CU_DONE(d, "glu_bwd");
+}
+
+template <class A, int V> static __global__ void add_kernel(A *y, int64_t ldy, const A *x, int64_t ldx,
+        int64_t n, int64_t per)
+{
+    int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
+    float a[V], b[V];
+
+    if (i >= n)
+        return;
+    ldv<V>(a, y + at<V>(i, per, ldy));
+    ldv<V>(b, x + at<V>(i, per, ldx));
+#pragma unroll
+    for (int k = 0; k < V; k++)
+        a[k] += b[k];
+    stv<V>(y + at<V>(i, per, ldy), a);
+}
+
+static void d_add(struct tw_dev *dev, struct tw_tensor *y, const struct tw_tensor *x)
+{
+    struct cu_dev *d = cu(dev);
+    bool eight = cu_vec8(y, y->cols) && cu_vec8(x, y->cols);
+    int64_t per = y->cols / (eight ? 8 : 1), n = y->rows * per;
+
+    if (!n)
+        return;
+    CU_ACT(y->dtype, CU_VEC(eight, add_kernel<A, V><<<(unsigned)cu_div(n, 256), 256, 0, d->stream>>>(
+                    (A *)y->data, y->ld, (const A *)x->data, x->ld, n, per)));
+    CU_DONE(d, "add");
+}
+
+static __global__ void axpy_kernel(float *y, float a, const float *x, int64_t n)
+{
+    int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
+
+    if (i < n)
+        y[i] = fmaf(a, x[i], y[i]);
+}
+
+static void d_axpy(struct tw_dev *dev, float *y, float a, const float *x, int64_t n)
+{
+    if (!n)
+        return;
+    axpy_kernel<<<(unsigned)cu_div(n, 256), 256, 0, cu(dev)->stream>>>(y, a, x, n);
+    CU_DONE(cu(dev), "axpy");
+}
+
+void cu_elem_ops(struct tw_ops *o)
+{
+    o->rope = d_rope;
+    o->glu = d_glu;
+    o->glu_bwd = d_glu_bwd;
+    o->add = d_add;
+    o->axpy = d_axpy;
+}

@@ -1,0 +1,289 @@
+/* gemm.cu - products by cuBLASLt. A plan (descriptors and an algorithm) is made once for a shape and
+ * kept; the algorithm is the first of the library's own ranking, so that the same card and the same
+ * library give the same bytes in every process. */
+#include "cu.cuh"
+#include <stdlib.h>
+#include <string.h>
+
+static const size_t WORKSPACE = (size_t)64 << 20;
+enum { NBUCKET = 1024 };        /* of the table of plans */
+
+struct key {                    /* all that a plan depends on; no padding: compared as bytes */
+    int64_t m, n, k, lda, ldb, ldc;
+    int32_t ta, tb, t, ct, beta, align;
+};
+
+struct plan {
+    struct key key;
+    struct plan *next;
+    cublasLtMatmulDesc_t op;
+    cublasLtMatrixLayout_t a, b, c;
+    cublasLtMatmulAlgo_t algo;
+};
+
+struct cu_gemm {
+    cublasLtHandle_t lt;
+    void *work;
+    struct plan *bucket[NBUCKET];
+};
+
+static void lt_note(struct cu_dev *d, cublasStatus_t s, const char *what)
+{
+    if (s != CUBLAS_STATUS_SUCCESS)
+        cu_fail(d, "%s: %s", what, cublasGetStatusString(s));
+}
+#define LT_TRY(d, call) lt_note((d), (call), #call)
+
+bool cu_gemm_open(struct cu_dev *d)
+{
+    d->gemm = (struct cu_gemm *)calloc(1, sizeof *d->gemm);
+    if (!d->gemm) {
+        cu_fail(d, "out of memory");
+        return false;
+    }
+    LT_TRY(d, cublasLtCreate(&d->gemm->lt));
+    d->gemm->work = cu_scratch(d, CU_S_GEMM, WORKSPACE);
+    return !d->err.code;
+}
+
+static void plan_free(struct plan *p)
+{
+    if (p->op)
+        cublasLtMatmulDescDestroy(p->op);
+    if (p->a)
+        cublasLtMatrixLayoutDestroy(p->a);
+    if (p->b)
+        cublasLtMatrixLayoutDestroy(p->b);
+    if (p->c)
+        cublasLtMatrixLayoutDestroy(p->c);
+    free(p);
+}
+
+void cu_gemm_close(struct cu_dev *d)
+{
+    if (!d->gemm)
+        return;
+    for (int i = 0; i < NBUCKET; i++)
+        while (struct plan *p = d->gemm->bucket[i]) {
+            d->gemm->bucket[i] = p->next;
+            plan_free(p);
+        }
+    if (d->gemm->lt)
+        cublasLtDestroy(d->gemm->lt);
+    free(d->gemm);
+    d->gemm = NULL;
+}
+
+static cudaDataType_t type(int t)
+{
+    return t == TW_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+}
+
+/* cuBLASLt is column-major: a row-major c[m, n] is its c^T[n, m], so its first operand is our b. */
+static struct plan *plan_make(struct cu_dev *d, const struct key *k)
+{
+    struct plan *p = (struct plan *)calloc(1, sizeof *p);
+    cublasOperation_t opa = k->tb ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasOperation_t opb = k->ta ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasLtMatmulPreference_t pref = NULL;
+    cublasLtMatmulHeuristicResult_t found;
+    uint32_t align = (uint32_t)k->align;
+    int got = 0;
+
+    if (!p) {
+        cu_fail(d, "out of memory");
+        return NULL;
+    }
+    p->key = *k;
+    LT_TRY(d, cublasLtMatmulDescCreate(&p->op, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    LT_TRY(d, cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &opa, sizeof opa));
+    LT_TRY(d, cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSB, &opb, sizeof opb));
+    LT_TRY(d, cublasLtMatrixLayoutCreate(&p->a, type(k->t), (uint64_t)(k->tb ? k->k : k->n),
+                (uint64_t)(k->tb ? k->n : k->k), k->ldb));
+    LT_TRY(d, cublasLtMatrixLayoutCreate(&p->b, type(k->t), (uint64_t)(k->ta ? k->m : k->k),
+                (uint64_t)(k->ta ? k->k : k->m), k->lda));
+    LT_TRY(d, cublasLtMatrixLayoutCreate(&p->c, type(k->ct), (uint64_t)k->n, (uint64_t)k->m,
+                k->ldc));
+    LT_TRY(d, cublasLtMatmulPreferenceCreate(&pref));
+    LT_TRY(d, cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                &WORKSPACE, sizeof WORKSPACE));
+    for (int i = CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES;
+         i <= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES; i++)
+        LT_TRY(d, cublasLtMatmulPreferenceSetAttribute(pref,
+                    (cublasLtMatmulPreferenceAttributes_t)i, &align, sizeof align));
+    LT_TRY(d, cublasLtMatmulAlgoGetHeuristic(d->gemm->lt, p->op, p->a, p->b, p->c, p->c, pref, 1,
+                &found, &got));
+    if (pref)
+        cublasLtMatmulPreferenceDestroy(pref);
+    if (d->err.code || !got) {
+        cu_fail(d, "cuBLASLt has no algorithm for a product of %lld x %lld x %lld",
+                (long long)k->m, (long long)k->n, (long long)k->k);
+        plan_free(p);
+        return NULL;
+    }
+    p->algo = found.algo;
+    return p;
+}
+
+static struct plan *plan_find(struct cu_dev *d, const struct key *k)
+{
+    uint64_t h = 1469598103934665603ull;
+    struct plan **slot, *p;
+
+    for (size_t i = 0; i < sizeof *k; i++)
+        h = (h ^ ((const unsigned char *)k)[i]) * 1099511628211ull;
+    slot = &d->gemm->bucket[h % NBUCKET];
+    for (p = *slot; p; p = p->next)
+        if (!memcmp(&p->key, k, sizeof *k))
+            return p;
+    p = plan_make(d, k);
+    if (p) {
+        p->next = *slot;
+        *slot = p;
+    }
+    return p;
+}
+
+/* The largest power of two, at most 16, that divides all addresses and row sizes. */
+static int32_t alignment(const struct cu_mm *p)
+{
+    size_t size = p->t == TW_BF16 ? 2 : 4, csize = p->ct == TW_BF16 ? 2 : 4;
+    uintptr_t all = (uintptr_t)p->a | (uintptr_t)p->b | (uintptr_t)p->c | (uintptr_t)p->c0 |
+        (uintptr_t)p->lda * size | (uintptr_t)p->ldb * size | (uintptr_t)p->ldc * csize | 16;
+
+    return (int32_t)(all & -all);
+}
+
+static void multiply(struct cu_dev *d, const struct cu_mm *q, bool ta, bool tb)
+{
+    struct key k = { q->m, q->n, q->k, q->lda, q->ldb, q->ldc, ta, tb, q->t, q->ct, q->beta != 0,
+        alignment(q) };
+    struct plan *p;
+
+    if (d->err.code || !q->m || !q->n)
+        return;
+    p = plan_find(d, &k);
+    if (p)
+        LT_TRY(d, cublasLtMatmul(d->gemm->lt, p->op, &q->alpha, q->b, p->a, q->a, p->b, &q->beta,
+                    q->c0 ? q->c0 : q->c, p->c, q->c, p->c, &p->algo, d->gemm->work, WORKSPACE,
+                    d->stream));
+}
+
+void cu_nt(struct cu_dev *d, const struct cu_mm *p)
+{
+    multiply(d, p, false, true);
+}
+
+void cu_nn(struct cu_dev *d, const struct cu_mm *p)
+{
+    multiply(d, p, false, false);
+}
+
+void cu_tn(struct cu_dev *d, const struct cu_mm *p)
+{
+    multiply(d, p, true, false);
+}
+
+/* y[t] = bias (+ res[t]): what the product is then added to. */
+template <class A> static __global__ void bias_rows(A *y, int64_t ldy, const float *bias,
+        const A *res, int64_t ldr, int64_t cols)
+{
+    int64_t c = blockIdx.y * (int64_t)blockDim.x + threadIdx.x, t = blockIdx.x;
+
+    if (c < cols)
+        st1(y + t * ldy + c, bias[c] + (res ? ld1(res + t * ldr + c) : 0));
+}
+
+static void d_linear(struct tw_dev *dev, struct tw_tensor *y, const struct tw_tensor *x,
+        const struct tw_mat *w, const float *bias, const struct tw_tensor *res)
+{
+    struct cu_dev *d = cu(dev);
+    struct cu_mm p = { y->rows, w->rows, w->cols, x->data, w->data, NULL, y->data, x->ld, w->cols,
+        y->ld, w->dtype, y->dtype, 1, 0 };
+
+    if (!y->rows)
+        return;
+    if (bias || (res && res->ld != y->ld)) {
+        dim3 grid((unsigned)y->rows, (unsigned)cu_div(y->cols, 256));
+
+        CU_ACT(y->dtype, bias_rows<A><<<grid, 256, 0, d->stream>>>((A *)y->data, y->ld, bias,
+                    res ? (const A *)res->data : NULL, res ? res->ld : 0, y->cols));
+        CU_DONE(d, "bias");
+        p.beta = 1;
+    } else if (res) {
+        p.c0 = res->data;
+        p.beta = 1;
+    }
+    cu_nt(d, &p);
+}
+
+static void d_linear_dx(struct tw_dev *dev, struct tw_tensor *dx, bool add,
+        const struct tw_tensor *dy, const struct tw_mat *w)
+{
+    struct cu_mm p = { dx->rows, w->cols, w->rows, dy->data, w->data, NULL, dx->data, dy->ld,
+        w->cols, dx->ld, w->dtype, dx->dtype, 1, add ? 1.0f : 0.0f };
+
+    cu_nn(cu(dev), &p);
+}
+
+/* Sums of columns: each block takes 64 columns of a fixed share of the rows; then the shares are
+ * added in order. */
+enum { DB_PARTS = 64 };
+template <class A> static __global__ void bias_part(float *part, const A *dy, int64_t ld,
+        int64_t rows, int64_t cols)
+{
+    __shared__ float s[8][64];
+    int64_t c = blockIdx.x * 64 + threadIdx.x % 64, per = (rows + DB_PARTS - 1) / DB_PARTS;
+    int64_t r0 = blockIdx.y * per, r1 = min(r0 + per, rows);
+    int w = threadIdx.x / 64;
+    float sum = 0;
+
+    if (c < cols)
+        for (int64_t r = r0 + w; r < r1; r += 8)
+            sum += ld1(dy + r * ld + c);
+    s[w][threadIdx.x % 64] = sum;
+    __syncthreads();
+    if (w || c >= cols)
+        return;
+    for (int i = 1; i < 8; i++)
+        sum += s[i][threadIdx.x];
+    part[blockIdx.y * cols + c] = sum;
+}
+
+static __global__ void bias_join(float *dbias, const float *part, int64_t cols)
+{
+    int64_t c = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
+    float sum = 0;
+
+    if (c >= cols)
+        return;
+    for (int i = 0; i < DB_PARTS; i++)
+        sum += part[i * cols + c];
+    dbias[c] += sum;
+}
+
+static void d_linear_dw(struct tw_dev *dev, struct tw_mat *dw, float *dbias,
+        const struct tw_tensor *dy, const struct tw_tensor *x)
+{
+    struct cu_dev *d = cu(dev);
+    struct cu_mm p = { dw->rows, dw->cols, dy->rows, dy->data, x->data, NULL, dw->data, dy->ld,
+        x->ld, dw->cols, dy->dtype, TW_F32, 1, 1 };
+    float *part;
+
+    if (!dy->rows)
+        return;
+    cu_tn(d, &p);
+    if (!dbias || !(part = (float *)cu_scratch(d, CU_S_PART, DB_PARTS * (size_t)dw->rows * 4)))
+        return;
+    CU_ACT(dy->dtype, bias_part<A><<<dim3((unsigned)cu_div(dw->rows, 64), DB_PARTS), 512, 0,
+            d->stream>>>(part, (const A *)dy->data, dy->ld, dy->rows, dw->rows));
+    bias_join<<<(unsigned)cu_div(dw->rows, 256), 256, 0, d->stream>>>(dbias, part, dw->rows);
+    CU_DONE(d, "linear_dw");
+}
+
+void cu_linear_ops(struct tw_ops *o)
+{
+    o->linear = d_linear;
+    o->linear_dx = d_linear_dx;
+    o->linear_dw = d_linear_dw;
+}

@@ -1,0 +1,167 @@
+/* mat.cu - weight matrices (row-major here, without padding) and the embedding */
+#include "cu.cuh"
+#include <cub/device/device_radix_sort.cuh>
+
+static int64_t d_mat_elems(const struct tw_dev *dev, int64_t rows, int64_t cols, enum tw_dtype t)
+{
+    return rows * cols;
+}
+
+template <class O, class I> static __global__ void cast_kernel(O *out, const I *in, int64_t n)
+{
+    int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
+
+    if (i < n)
+        st1(out + i, ld1(in + i));
+}
+
+template <class O, class I> static void cast(struct cu_dev *d, O *out, const void *in, int64_t n)
+{
+    if (n)
+        cast_kernel<<<(unsigned)cu_div(n, 256), 256, 0, d->stream>>>(out, (const I *)in, n);
+    CU_DONE(d, "cast");
+}
+
+static size_t size(enum tw_dtype t)
+{
+    return t == TW_BF16 ? 2 : 4;
+}
+
+/* Elements converted at a time when the host's type is not the matrix's. */
+static const int64_t STAGE = (int64_t)16 << 20;
+
+static void d_mat_put(struct tw_dev *dev, struct tw_mat *m, const void *host, enum tw_dtype from,
+        int64_t row, int64_t n)
+{
+    struct cu_dev *d = cu(dev);
+    int64_t total = n * m->cols;
+    char *dst = (char *)m->data + (size_t)(row * m->cols) * size(m->dtype);
+    void *stage;
+
+    if (from == m->dtype) {
+        tw_ops(dev)->put(dev, dst, host, (size_t)total * size(from));
+        return;
+    }
+    stage = cu_scratch(d, CU_S_PART, (size_t)(total < STAGE ? total : STAGE) * size(from));
+    for (int64_t i = 0; stage && i < total; i += STAGE) {
+        int64_t part = total - i < STAGE ? total - i : STAGE;
+
+        tw_ops(dev)->put(dev, stage, (const char *)host + (size_t)i * size(from),
+                (size_t)part * size(from));
+        if (m->dtype == TW_BF16)
+            cast<bf16, float>(d, (bf16 *)dst + i, stage, part);
+        else
+            cast<float, bf16>(d, (float *)dst + i, stage, part);
+    }
+}
+
+static void d_mat_get(struct tw_dev *dev, float *host, const struct tw_mat *m, int64_t row, int64_t n)
+{
+    struct cu_dev *d = cu(dev);
+    int64_t total = n * m->cols;
+    float *stage;
+
+    if (m->dtype == TW_F32) {
+        tw_ops(dev)->get(dev, host, (const float *)m->data + row * m->cols, (size_t)total * 4);
+        return;
+    }
+    stage = (float *)cu_scratch(d, CU_S_PART, (size_t)(total < STAGE ? total : STAGE) * 4);
+    for (int64_t i = 0; stage && i < total; i += STAGE) {
+        int64_t part = total - i < STAGE ? total - i : STAGE;
+
+        cast<float, bf16>(d, stage, (const bf16 *)m->data + row * m->cols + i, part);
+        tw_ops(dev)->get(dev, host + i, stage, (size_t)part * 4);
+    }
+}
+
+static void d_mat_cast(struct tw_dev *dev, struct tw_mat *low, const struct tw_mat *f32)
+{
+    cast<bf16, float>(cu(dev), (bf16 *)low->data, f32->data, f32->rows * f32->cols);
+}
+
+template <class A, class W> static __global__ void embed_kernel(A *y, int64_t ld, const W *w,
+        const int32_t *id, int64_t cols)
+{
+    int64_t t = blockIdx.x;
+    const W *row = w + id[t] * cols;
+
+    for (int64_t c = threadIdx.x; c < cols; c += blockDim.x)
+        st1(y + t * ld + c, ld1(row + c));
+}
+
+static void d_embed(struct tw_dev *dev, struct tw_tensor *y, const struct tw_mat *w, const int32_t *id)
+{
+    struct cu_dev *d = cu(dev);
+
+    if (!y->rows)
+        return;
+    if (w->dtype == TW_BF16)
+        CU_ACT(y->dtype, embed_kernel<A, bf16><<<(unsigned)y->rows, 128, 0, d->stream>>>((A *)y->data,
+                    y->ld, (const bf16 *)w->data, id, y->cols));
+    else
+        CU_ACT(y->dtype, embed_kernel<A, float><<<(unsigned)y->rows, 128, 0, d->stream>>>(
+                    (A *)y->data, y->ld, (const float *)w->data, id, y->cols));
+    CU_DONE(d, "embed");
+}
+
+static __global__ void count_up(int32_t *p, int n)
+{
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+
+    if (i < n)
+        p[i] = i;
+}
+
+/* Tokens sorted by id (those of one id stay in order): the block at the first of an id adds up its
+ * rows, in the order of tokens, so that no sum depends on chance. */
+template <class A> static __global__ void embed_bwd_kernel(float *dw, int64_t cols, const A *dy,
+        int64_t ld, const int32_t *id, const int32_t *token, int T)
+{
+    int i = blockIdx.x;
+    int32_t me = id[i];
+
+    if (i && id[i - 1] == me)
+        return;
+    for (int64_t c = threadIdx.x; c < cols; c += blockDim.x) {
+        float sum = dw[me * cols + c];
+
+        for (int j = i; j < T && id[j] == me; j++)
+            sum += ld1(dy + token[j] * ld + c);
+        dw[me * cols + c] = sum;
+    }
+}
+
+static void d_embed_bwd(struct tw_dev *dev, struct tw_mat *dw, const struct tw_tensor *dy,
+        const int32_t *id)
+{
+    struct cu_dev *d = cu(dev);
+    int T = (int)dy->rows;
+    size_t temp = 0, row = ((size_t)T * 4 + 255) / 256 * 256;
+    int32_t *none = NULL;
+    char *p;
+
+    if (!T)
+        return;
+    CU_TRY(d, cub::DeviceRadixSort::SortPairs(NULL, temp, id, none, none, none, T, 0, 32, d->stream));
+    p = (char *)cu_scratch(d, CU_S_SORT, 3 * row + temp);
+    if (!p)
+        return;
+    int32_t *order = (int32_t *)p, *key = (int32_t *)(p + row), *token = (int32_t *)(p + 2 * row);
+
+    count_up<<<(unsigned)cu_div(T, 256), 256, 0, d->stream>>>(order, T);
+    CU_TRY(d, cub::DeviceRadixSort::SortPairs(p + 3 * row, temp, id, key, order, token, T, 0, 32,
+                d->stream));
+    CU_ACT(dy->dtype, embed_bwd_kernel<A><<<(unsigned)T, 256, 0, d->stream>>>((float *)dw->data,
+                dw->cols, (const A *)dy->data, dy->ld, key, token, T));
+    CU_DONE(d, "embed_bwd");
+}
+
+void cu_mat_ops(struct tw_ops *o)
+{
+    o->mat_elems = d_mat_elems;
+    o->mat_put = d_mat_put;
+    o->mat_get = d_mat_get;
+    o->mat_cast = d_mat_cast;
+    o->embed = d_embed;
+    o->embed_bwd = d_embed_bwd;
+}
