@@ -24,7 +24,8 @@ CFLAGS ?=
 # The CUDA compiler, and 0 to leave its part out.
 NVCC ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
 CUDA ?= $(if $(NVCC),1,0)
-CUDA_ARCH ?= 80 90
+CUDA_LIBDIR = $(wildcard $(dir $(NVCC))../lib64)
+CUDA_ARCH ?= 80 90a
 # Tests at once, seconds a test may take, seconds a fuzzer runs.
 JOBS ?= 2
 TEST_S ?= 900
@@ -40,12 +41,12 @@ PACKAGES = git make gcc libc6-dev libcurl4-openssl-dev libarchive-dev libzstd-de
 HEADERS = stdio.h curl/curl.h archive.h zstd.h pcre2.h utf8proc.h jsmn.h
 
 WARN = -Wall -Wextra -Wshadow -Wvla -Wno-unused-parameter -Wstrict-prototypes
-ALL_CPPFLAGS = -Ilib -D_GNU_SOURCE -DTW_VERSION='"$(VERSION)"' -include base/banned.h $(CPPFLAGS)
+ALL_CPPFLAGS = -Ilib -I. -D_GNU_SOURCE -DTW_VERSION='"$(VERSION)"' -include base/banned.h $(CPPFLAGS)
 ALL_CFLAGS = -std=c11 $(OPT) $(WARN) -ffp-contract=off -fno-math-errno -pthread -fPIC $(CFLAGS)
 LIBS = -lpcre2-8 -lutf8proc -larchive -lcurl -lzstd -ldl -lm -pthread
 # What is made, in short; nothing under make -s.
 say = $(if $V,,$(if $(findstring s,$(firstword -$(MAKEFLAGS))),@,@echo '  $1	$@';))
-NVCCFLAGS = -O3 -std=c++17 -Ilib -Ikernels -Xcompiler -fPIC --fmad=true \
+NVCCFLAGS = -O3 -std=c++17 -Ilib -I. -Ikernels -Xcompiler -fPIC,-Wall,-fvisibility=hidden \
 	$(foreach a,$(CUDA_ARCH),-gencode arch=compute_$a,code=sm_$a)
 
 # In tests/unit: ref*.c and help_*.c are linked into the programs that call them, inject.c is
@@ -110,9 +111,12 @@ $B/%.o: %.c $B/flags | $B/deps
 # these files takes minutes, with the address sanitizer alone seconds.
 KERNELS := $(wildcard lib/nn/cpu/isa_*.c)
 $(foreach f,$(KERNELS),$(eval FLAGS_$f += $(if $(findstring sanitize,$(OPT)),-fno-sanitize=undefined)))
-$B/lib/libtw-cuda.so: $(CU_SRC) $(wildcard kernels/*.h kernels/*.cuh lib/nn/*.h lib/base/*.h)
+$B/kernels/%.o: kernels/%.cu $(wildcard kernels/*.h kernels/*.cuh lib/nn/*.h lib/base/err.h)
 	@mkdir -p $(@D)
-	$(call say,NVCC)$(NVCC) $(NVCCFLAGS) -shared -o $@ $(CU_SRC) -lcublasLt
+	$(call say,NVCC)$(NVCC) $(NVCCFLAGS) -c -o $@ $<
+$B/lib/libtw-cuda.so: $(CU_SRC:%.cu=$B/%.o) $B/lib/base/err.o
+	@mkdir -p $(@D)
+	$(call say,LINK)$(NVCC) -shared -o $@ $^ -lcublasLt $(addprefix -Xlinker -rpath=,$(CUDA_LIBDIR))
 -include $(patsubst %.c,$B/%.d,$(LIB_SRC) $(CMD_SRC) $(HELP_SRC) $(GOLDEN_SRC) $(UNIT_SRC) $(BENCH_SRC) $(FUZZ_SRC))
 
 # Changes when the compiler or its flags do, so that everything is built again.

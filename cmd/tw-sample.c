@@ -9,7 +9,7 @@ static const struct tw_opt table[] = {
     { "adapter", 0, TW_OLIST(struct tw_sample_opts, adapter), "DIR", NULL,
         "LoRA adapter folder or RUN; of several, a record's \"adapter\" names its own" },
     { "dtype", 0, TW_OENUM(struct tw_sample_opts, dtype), "f32|bf16", "f32", "precision of the products" },
-    { "device", 0, TW_OSTR(struct tw_sample_opts, device), "DEVICE", "auto", "auto or cpu" },
+    { "device", 0, TW_OSTR(struct tw_sample_opts, device), "auto|cpu|cuda[:N]", "auto", "where to compute" },
     { "threads", 0, TW_OINT(struct tw_sample_opts, threads, 0, 4096), "N", "0", "threads; 0: all allowed" },
     TW_GROUP("Prompt"),
     { "template", 0, TW_OSTR(struct tw_sample_opts, template_file), "FILE", NULL,

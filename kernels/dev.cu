@@ -200,10 +200,10 @@ static bool start(struct cu_dev *d, struct tw_err *err)
     cudaError_t e = cudaGetDeviceCount(&n);
 
     if (e != cudaSuccess || !n)
-        return !tw_fail(err, NULL, 0, "there is no CUDA GPU here (%s): use --device cpu",
+        return !tw_fail_code(err, TW_ENOTFOUND, "--device", 0, "there is no CUDA GPU here (%s): use --device cpu",
                 e == cudaSuccess ? "none is visible" : cudaGetErrorString(e));
     if (d->index >= n)
-        return !tw_fail(err, NULL, 0, "there is no GPU %d: %d %s visible", d->index, n,
+        return !tw_fail(err, "--device", 0, "there is no GPU %d: %d %s visible", d->index, n,
                 n == 1 ? "is" : "are");
     CU_TRY(d, cudaSetDevice(d->index));
     CU_TRY(d, cudaGetDeviceProperties(&p, d->index));

@@ -1,8 +1,81 @@
-/* dev.c - what all devices share */
-#include "nn/ops.h"
+/* dev.c - choosing a device, and what all devices share */
+#include "base/io.h"
+#include "base/mem.h"
+#include "kernels/cuda.h"
+#include <dlfcn.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 void tw_dev_close(struct tw_dev *d)
 {
     if (d)
         tw_ops(d)->close(d);
+}
+
+/* BIN/../lib/libtw-cuda.so of the running command: so in the build folder, so when installed. */
+static void *load(void)
+{
+    char exe[PATH_MAX], *slash, *path;
+    ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);
+    void *lib = NULL;
+    bool there = false;
+
+    if (n > 0) {
+        exe[n] = 0;
+        slash = strrchr(exe, '/');
+        *slash = 0;
+        path = tw_path_join(exe, "../lib/libtw-cuda.so");
+        there = !access(path, F_OK);
+        lib = there ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+        free(path);
+    }
+    return lib || there ? lib : dlopen("libtw-cuda.so", RTLD_NOW | RTLD_LOCAL);
+}
+
+/* The library stays for as long as the process: drivers do not like to be unloaded. */
+static struct tw_dev *open_cuda(int index, struct tw_err *err)
+{
+    void *lib = load(), *sym = lib ? dlsym(lib, TW_CUDA_SYMBOL) : NULL;
+    tw_cuda_open_fn *fn;
+
+    if (!sym) {
+        tw_fail_code(err, TW_ENOTFOUND, "--device", 0, "GPUs need libtw-cuda.so: %s", dlerror());
+        return NULL;
+    }
+    memcpy(&fn, &sym, sizeof fn);       /* ISO C has no cast from an object's pointer */
+    return fn(TW_CUDA_ABI, index, err);
+}
+
+struct tw_dev *tw_dev_open(const char *name, int threads, struct tw_err *err)
+{
+    struct tw_err none = { 0 };
+    struct tw_dev *d;
+    int index = 0;
+
+    if (!strncmp(name, "cuda", 4) && (!name[4] || name[4] == ':')) {
+        const char *s = name + 5;
+
+        if (name[4])
+            for (index = *s ? 0 : -1; index >= 0 && *s; s++)
+                index = *s < '0' || *s > '9' || index > 999 ? -1 : index * 10 + (*s - '0');
+        if (index >= 0)
+            return open_cuda(index, err);
+    } else if (!strcmp(name, "auto")) {
+        d = open_cuda(0, &none);
+        if (d)
+            return d;
+        if (none.code != TW_ENOTFOUND) {
+            if (err && !err->code)
+                *err = none;
+            return NULL;
+        }
+        return tw_cpu_open(threads, "auto", err);
+    } else if (!strcmp(name, "cpu")) {
+        return tw_cpu_open(threads, "auto", err);
+    }
+    tw_fail_code(err, TW_EMISUSE, "--device", 0, "unknown device '%s': known are auto, cpu, cuda, "
+            "cuda:N", name);
+    return NULL;
 }

@@ -238,6 +238,10 @@ struct tw_dev *tw_cpu_open(int threads, const char *isa, struct tw_err *err);
 const char *tw_cpu_isa(const struct tw_dev *d);         /* "amx", "avx512", "avx2" or "c" */
 /* The counting device that stands for DEV's layouts: no memory, no work, only numbers. */
 struct tw_dev *tw_count_open(const struct tw_dev *like, struct tw_err *err);
+/* The device that --device names: "cpu", "cuda", "cuda:N" (the N-th GPU), or "auto": a GPU where there
+ * is one, else the CPU. THREADS are the CPU's. GPUs come with libtw-cuda.so, which is looked for beside
+ * the commands (../lib) and where the loader looks. */
+struct tw_dev *tw_dev_open(const char *name, int threads, struct tw_err *err);
 void tw_dev_close(struct tw_dev *d);
 
 #endif

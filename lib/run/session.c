@@ -195,11 +195,9 @@ int tw_session_open(struct tw_session *s, const struct tw_sample_opts *o, struct
         .system = o->system, .args = (const char *const *)o->template_arg.v,
         .nargs = o->template_arg.n };
     *s = (struct tw_session){ .o = o };
-    if (strcmp(o->device, "cpu") && strcmp(o->device, "auto"))
-        return tw_fail_code(err, TW_EMISUSE, "--device", 0, "\"%s\": this build runs on cpu", o->device);
     if (!(s->dir = tw_model_dir(o->model, err))
             || !(s->chat = tw_chat_open(s->dir, o->template_file, &co, err))
-            || !(s->dev = tw_cpu_open((int)o->threads, "auto", err))
+            || !(s->dev = tw_dev_open(o->device, (int)o->threads, err))
             || load_model(s, s->dir, err))
         return -1;
     s->tok = tw_chat_tok(s->chat);

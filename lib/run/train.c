@@ -7,13 +7,7 @@
 
 int tw_train_device(const struct tw_train_opts *o, struct tw_dev **dev, struct tw_err *err)
 {
-    if (!strncmp(o->device, "cuda", 4))
-        return tw_fail_code(err, TW_EMISUSE, "--device", 0, "%s: this build trains on the CPU",
-                o->device);
-    if (strcmp(o->device, "auto") && strcmp(o->device, "cpu"))
-        return tw_fail_code(err, TW_EMISUSE, "--device", 0,
-                "unknown device '%s': known are auto, cpu, cuda, cuda:N", o->device);
-    *dev = tw_cpu_open((int)o->threads, "auto", err);
+    *dev = tw_dev_open(o->device, (int)o->threads, err);
     return *dev ? 0 : -1;
 }
 

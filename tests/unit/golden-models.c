@@ -1,4 +1,4 @@
-/* golden-models.c - usage: golden-models DIR.. [--device cpu] [--dtype f32|bf16] [--tolerance X]
+/* golden-models.c - usage: golden-models DIR.. [--device D] [--dtype f32|bf16] [--tolerance X]
  * DIR is a model folder with expected.json and expected.safetensors: logits, log-probabilities, loss
  * and gradients of its rows, the same with the LoRA in adapter/, losses and gradient norms of AdamW,
  * greedy tokens. Prints the worst relative error, max|a - b| / max|b|, of each; exits 1 when one is
@@ -431,14 +431,14 @@ int main(int argc, char **argv)
         else
             argv[ndir++] = argv[i];
     }
-    if (!ndir || strcmp(device, "cpu")) {
-        fprintf(stderr, "usage: golden-models DIR.. [--device cpu] [--dtype f32|bf16] "
+    if (!ndir) {
+        fprintf(stderr, "usage: golden-models DIR.. [--device D] [--dtype f32|bf16] "
                 "[--tolerance X]\n");
         return 2;
     }
     if (!(g.tol > 0))
         g.tol = g.dtype == TW_F32 ? 1e-4 : 1e-1;
-    g.dev = tw_cpu_open(0, "auto", &err);
+    g.dev = tw_dev_open(device, 0, &err);
     if (!g.dev)
         return die(&err) != 0;
     for (int i = 0; i < ndir; i++) {

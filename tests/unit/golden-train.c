@@ -193,22 +193,26 @@ int main(int argc, char **argv)
 {
     struct golden g = { .tol = 1e-4 };
     enum tw_dtype dtype = TW_F32;
+    const char *device = "cpu";
     struct tw_err err = { 0 };
     int n = 0, ret;
 
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--tolerance") && i + 1 < argc)
             g.tol = strtod(argv[++i], NULL);
+        else if (!strcmp(argv[i], "--device") && i + 1 < argc)
+            device = argv[++i];
         else if (!strcmp(argv[i], "--dtype") && i + 1 < argc)
             dtype = strcmp(argv[++i], "bf16") ? TW_F32 : TW_BF16;
         else
             argv[n++] = argv[i];
     }
     if (n != 2) {
-        fprintf(stderr, "usage: golden-train MODEL CASE.json [--tolerance X] [--dtype f32|bf16]\n");
+        fprintf(stderr, "usage: golden-train MODEL CASE.json [--tolerance X] [--dtype f32|bf16] "
+                "[--device D]\n");
         return 2;
     }
-    g.dev = tw_cpu_open(0, "auto", &err);
+    g.dev = tw_dev_open(device, 0, &err);
     if (!g.dev)
         return die(&err);
     ret = check(&g, argv[0], argv[1], dtype);

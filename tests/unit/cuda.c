@@ -1,0 +1,569 @@
+/* cuda.c - every op of the GPU against the CPU, over odd shapes, with outputs full of NaN before,
+ * activations in F32 and in BF16; and twice, to the same bytes. Skipped where there is no GPU. */
+#include <stdlib.h>
+#include "base/mem.h"
+#include "base/rng.h"
+#include "nn/ops.h"
+#include "test.h"
+
+static struct tw_dev *gpu, *cpu;
+static enum tw_dtype act;           /* of the GPU's activations and matrices */
+static uint64_t seed;
+
+/* A buffer on both devices: F32 on the CPU; on the GPU activations in act. */
+struct both {
+    struct tw_tensor c, g;
+    struct tw_mat mc, mg;
+    float *start;                   /* what it was made with; NULL: NaN */
+    int64_t n;
+};
+
+static float *numbers(int64_t n, float scale)
+{
+    float *x = tw_xcalloc((size_t)n + 1, sizeof *x);
+
+    seed++;
+    for (int64_t i = 0; i < n; i++) {
+        x[i] = (float)tw_rand_normal(seed, 1, (uint64_t)i) * scale;
+        x[i] = tw_bf16_to_f32(tw_f32_to_bf16(x[i]));
+    }
+    return x;
+}
+
+static void *put(struct tw_dev *d, const void *host, size_t bytes)
+{
+    struct tw_err err = { 0 };
+    void *p = tw_ops(d)->alloc(d, bytes, &err);
+
+    if (!p)
+        printf("# %s\n", err.msg);
+    if (p && host)
+        tw_ops(d)->put(d, p, host, bytes);
+    return p;
+}
+
+/* Rows of COLS inside rows of LD elements. */
+static void fill(struct tw_dev *d, struct tw_tensor *t, const float *x, enum tw_dtype type,
+        int64_t rows, int64_t cols, int64_t ld)
+{
+    int64_t n = rows * ld;
+    float *wide = tw_xcalloc((size_t)n + 1, 4);
+    uint16_t *low = tw_xcalloc((size_t)n + 1, 2);
+
+    for (int64_t i = 0; i < n; i++) {
+        wide[i] = i % ld >= cols ? 7 : x ? x[i / ld * cols + i % ld] : NAN;
+        low[i] = tw_f32_to_bf16(wide[i]);
+    }
+    *t = (struct tw_tensor){ .dtype = type, .rows = rows, .cols = cols, .ld = ld };
+    t->data = put(d, type == TW_F32 ? (void *)wide : (void *)low,
+            (size_t)n * tw_dtype_size(type));
+    free(wide);
+    free(low);
+}
+
+static struct both tensor(int64_t rows, int64_t cols, int64_t pad, bool empty, float scale)
+{
+    struct both b = { .n = rows * cols, .start = empty ? NULL : numbers(rows * cols, scale) };
+
+    fill(cpu, &b.c, b.start, TW_F32, rows, cols, cols + pad);
+    fill(gpu, &b.g, b.start, act, rows, cols, cols + pad);
+    return b;
+}
+
+static struct both vector(int64_t n, bool empty)        /* F32 on both */
+{
+    struct both b = { .n = n, .start = empty ? NULL : numbers(n, 1) };
+
+    fill(cpu, &b.c, b.start, TW_F32, 1, n, n);
+    fill(gpu, &b.g, b.start, TW_F32, 1, n, n);
+    return b;
+}
+
+static struct both matrix(int64_t rows, int64_t cols, enum tw_dtype t)
+{
+    struct both b = { .n = rows * cols, .start = numbers(rows * cols, 0.5f) };
+
+    b.mc = (struct tw_mat){ .dtype = TW_F32, .rows = rows, .cols = cols };
+    b.mg = (struct tw_mat){ .dtype = t, .rows = rows, .cols = cols };
+    b.mc.data = put(cpu, NULL, (size_t)tw_ops(cpu)->mat_elems(cpu, rows, cols, TW_F32) * 4);
+    b.mg.data = put(gpu, NULL, (size_t)tw_ops(gpu)->mat_elems(gpu, rows, cols, t) *
+            tw_dtype_size(t));
+    tw_ops(cpu)->mat_put(cpu, &b.mc, b.start, TW_F32, 0, rows);
+    tw_ops(gpu)->mat_put(gpu, &b.mg, b.start, TW_F32, 0, rows);
+    return b;
+}
+
+static void done(struct both *b)
+{
+    if (b->c.data)
+        tw_ops(cpu)->free(cpu, b->c.data), tw_ops(gpu)->free(gpu, b->g.data);
+    if (b->mc.data)
+        tw_ops(cpu)->free(cpu, b->mc.data), tw_ops(gpu)->free(gpu, b->mg.data);
+    free(b->start);
+}
+
+static float *fetch(struct tw_dev *d, const struct tw_tensor *t, bool *clean)
+{
+    int64_t n = t->rows * t->ld;
+    size_t size = tw_dtype_size(t->dtype);
+    char *raw = tw_xcalloc((size_t)n + 1, size);
+    float *x = tw_xcalloc((size_t)(t->rows * t->cols) + 1, 4);
+
+    tw_ops(d)->get(d, raw, t->data, (size_t)n * size);
+    for (int64_t i = 0; i < n; i++) {
+        float v = size == 4 ? ((float *)raw)[i] : tw_bf16_to_f32(((uint16_t *)raw)[i]);
+
+        if (i % t->ld < t->cols)
+            x[i / t->ld * t->cols + i % t->ld] = v;
+        else
+            *clean &= v == 7;
+    }
+    free(raw);
+    return x;
+}
+
+/* max |a - b| / max |b| */
+static bool near(const float *got, const float *want, int64_t n, double tol, const char *what)
+{
+    double top = 1e-30, worst = 0;
+    int64_t at = 0;
+
+    for (int64_t i = 0; i < n; i++)
+        top = fmax(top, fabs((double)want[i]));
+    for (int64_t i = 0; i < n; i++) {
+        double e = fabs((double)got[i] - want[i]);
+
+        if (!(e <= worst)) {
+            worst = isnan(e) ? INFINITY : e;
+            at = i;
+        }
+    }
+    if (worst <= tol * top)
+        return true;
+    printf("# %s (%s): [%lld of %lld] is %.7g, want %.7g; largest %.4g\n", what,
+            tw_dtype_name(act), (long long)at, (long long)n, (double)got[at], (double)want[at], top);
+    return false;
+}
+
+static double tolerance(void)
+{
+    return act == TW_F32 ? 3e-5 : 1e-2;
+}
+
+static void same(const struct both *b, const char *what)
+{
+    bool clean = true;
+    float *want = fetch(cpu, &b->c, &clean), *got = fetch(gpu, &b->g, &clean);
+
+    CHECK(near(got, want, b->n, tolerance(), what));
+    CHECK(clean);
+    free(want);
+    free(got);
+}
+
+static void same_mat(const struct both *b, const char *what)
+{
+    float *want = tw_xcalloc((size_t)b->n + 1, 4), *got = tw_xcalloc((size_t)b->n + 1, 4);
+
+    tw_ops(cpu)->mat_get(cpu, want, &b->mc, 0, b->mc.rows);
+    tw_ops(gpu)->mat_get(gpu, got, &b->mg, 0, b->mg.rows);
+    CHECK(near(got, want, b->n, tolerance(), what));
+    free(want);
+    free(got);
+}
+
+static void healthy(void)
+{
+    struct tw_err err = { 0 };
+
+    CHECK(!tw_ops(gpu)->sync(gpu, &err));
+    if (err.code)
+        printf("# %s\n", err.msg);
+}
+
+#define C(op, ...) tw_ops(cpu)->op(cpu, __VA_ARGS__)
+#define G(op, ...) tw_ops(gpu)->op(gpu, __VA_ARGS__)
+#define EACH(a) for (size_t i = 0; i < sizeof(a) / sizeof *(a); i++)
+
+static const int64_t shapes[][3] = { { 1, 1, 1 }, { 3, 17, 5 }, { 7, 48, 33 }, { 8, 50, 64 },
+    { 131, 65, 130 }, { 40, 1050, 24 }, { 5, 33, 1000 }, { 300, 40, 70 }, { 1, 256, 512 },
+    { 513, 384, 128 }, { 64, 1024, 256 } };
+
+static void linear(void)
+{
+    EACH(shapes) {
+        int64_t T = shapes[i][0], N = shapes[i][1], K = shapes[i][2];
+        struct both x = tensor(T, K, 3, false, 1), w = matrix(N, K, act), b = vector(N, false);
+        struct both y = tensor(T, N, 0, true, 1), r = tensor(T, N, 8, false, 1);
+        struct both z = tensor(T, N, 8, true, 1), dx = tensor(T, K, 1, false, 1);
+        struct both dw = matrix(N, K, TW_F32), db = vector(N, false);
+
+        C(linear, &y.c, &x.c, &w.mc, NULL, NULL), G(linear, &y.g, &x.g, &w.mg, NULL, NULL);
+        same(&y, "linear");
+        C(linear, &z.c, &x.c, &w.mc, b.c.data, &r.c), G(linear, &z.g, &x.g, &w.mg, b.g.data, &r.g);
+        same(&z, "linear + bias + res");
+        C(linear, &r.c, &x.c, &w.mc, NULL, &r.c), G(linear, &r.g, &x.g, &w.mg, NULL, &r.g);
+        same(&r, "linear + res in place");
+        C(linear_dx, &dx.c, true, &y.c, &w.mc), G(linear_dx, &dx.g, true, &y.g, &w.mg);
+        same(&dx, "linear_dx add");
+        C(linear_dx, &dx.c, false, &y.c, &w.mc), G(linear_dx, &dx.g, false, &y.g, &w.mg);
+        same(&dx, "linear_dx");
+        C(linear_dw, &dw.mc, db.c.data, &y.c, &x.c), G(linear_dw, &dw.mg, db.g.data, &y.g, &x.g);
+        same_mat(&dw, "linear_dw");
+        same(&db, "dbias");
+        same_mat(&w, "mat_get");
+        done(&x), done(&w), done(&b), done(&y), done(&r), done(&z), done(&dx), done(&dw), done(&db);
+    }
+    healthy();
+}
+
+static void norms(void)
+{
+    static const int64_t s[][3] = { { 1, 7, 1 }, { 5, 64, 4 }, { 33, 128, 3 }, { 3, 576, 1 },
+        { 700, 1024, 1 }, { 9, 1536, 1 }, { 4, 5120, 1 }, { 2050, 64, 2 } };
+
+    EACH(s) {
+        int64_t T = s[i][0], n = s[i][1], g = s[i][2];
+
+        for (int alias = 0; alias < 2; alias++) {
+            struct both x = tensor(T, n * g, 8, false, 1), y = tensor(T, n * g, 0, true, 1);
+            struct both w = vector(n, false), r = vector(T * g, true), dw = vector(n, false);
+            struct both dy = tensor(T, n * g, 0, false, 1), dx = tensor(T, n * g, 0, false, 1);
+            struct tw_tensor *oc = alias ? &dy.c : &dx.c, *og = alias ? &dy.g : &dx.g;
+
+            C(rmsnorm, &y.c, r.c.data, &x.c, w.c.data, n, 1e-6f, (float)alias);
+            G(rmsnorm, &y.g, r.g.data, &x.g, w.g.data, n, 1e-6f, (float)alias);
+            same(&y, "rmsnorm"), same(&r, "rstd");
+            C(rmsnorm_bwd, oc, !alias, dw.c.data, &dy.c, &x.c, w.c.data, n, r.c.data, (float)alias);
+            G(rmsnorm_bwd, og, !alias, dw.g.data, &dy.g, &x.g, w.g.data, n, r.g.data, (float)alias);
+            same(alias ? &dy : &dx, "rmsnorm_bwd"), same(&dw, "rmsnorm dw");
+            done(&x), done(&y), done(&w), done(&r), done(&dw), done(&dy), done(&dx);
+        }
+    }
+    healthy();
+}
+
+static void ropes(void)
+{
+    static const int64_t s[][4] = { { 1, 1, 4, 4 }, { 7, 3, 16, 16 }, { 130, 4, 64, 64 },
+        { 65, 2, 128, 128 }, { 12, 5, 80, 80 }, { 9, 2, 64, 32 }, { 4, 3, 6, 2 } };
+
+    EACH(s)
+        for (int inter = 0; inter < 2; inter++) {
+            int64_t T = s[i][0], nh = s[i][1], hd = s[i][2], rot = s[i][3], np = 300;
+            struct both x = tensor(T, nh * hd, 0, false, 1), cs = vector(np * rot / 2, false);
+            struct both sn = vector(np * rot / 2, false);
+            int32_t *pos = tw_xcalloc((size_t)T, 4);
+
+            for (int64_t t = 0; t < T; t++)
+                pos[t] = (int32_t)(t * 37 % np);
+            struct tw_rope rc = { cs.c.data, sn.c.data, put(cpu, pos, (size_t)T * 4), rot, inter };
+            struct tw_rope rg = { cs.g.data, sn.g.data, put(gpu, pos, (size_t)T * 4), rot, inter };
+
+            C(rope, &x.c, nh, hd, &rc, 1), G(rope, &x.g, nh, hd, &rg, 1);
+            same(&x, "rope");
+            C(rope, &x.c, nh, hd, &rc, -1), G(rope, &x.g, nh, hd, &rg, -1);
+            same(&x, "rope back");
+            C(free, (void *)rc.pos), G(free, (void *)rg.pos);
+            free(pos);
+            done(&x), done(&cs), done(&sn);
+        }
+    healthy();
+}
+
+static void elementwise(void)
+{
+    static const int64_t s[][3] = { { 1, 1, 0 }, { 7, 33, 2 }, { 130, 64, 0 }, { 65, 1536, 8 } };
+
+    EACH(s)
+        for (int kind = TW_SILU; kind <= TW_GELU_TANH; kind++) {
+            int64_t T = s[i][0], n = s[i][1], p = s[i][2];
+            struct both g = tensor(T, n, p, false, 2), u = tensor(T, n, p, false, 1);
+            struct both y = tensor(T, n, p, true, 1), dy = tensor(T, n, 0, false, 1);
+            enum tw_act a = (enum tw_act)kind;
+
+            C(glu, &y.c, &g.c, &u.c, a), G(glu, &y.g, &g.g, &u.g, a);
+            same(&y, "glu");
+            C(add, &y.c, &dy.c), G(add, &y.g, &dy.g);
+            same(&y, "add");
+            C(glu_bwd, &g.c, &u.c, &dy.c, &g.c, &u.c, a);
+            G(glu_bwd, &g.g, &u.g, &dy.g, &g.g, &u.g, a);
+            same(&g, "glu_bwd gate"), same(&u, "glu_bwd up");
+            done(&g), done(&u), done(&y), done(&dy);
+        }
+    healthy();
+}
+
+static void embedding(void)
+{
+    int64_t T = 500, V = 37, D = 72;
+    struct both w = matrix(V, D, act), y = tensor(T, D, 0, true, 1), dw = matrix(V, D, TW_F32);
+    struct both dy = tensor(T, D, 8, false, 1);
+    int32_t *id = tw_xcalloc((size_t)T, 4), *ic, *ig;
+
+    for (int64_t t = 0; t < T; t++)
+        id[t] = (int32_t)(t % 3 ? tw_rand_below(5, 1, (uint64_t)t, (uint64_t)V) : 11);
+    ic = put(cpu, id, (size_t)T * 4), ig = put(gpu, id, (size_t)T * 4);
+    C(embed, &y.c, &w.mc, ic), G(embed, &y.g, &w.mg, ig);
+    same(&y, "embed");
+    C(embed_bwd, &dw.mc, &dy.c, ic), G(embed_bwd, &dw.mg, &dy.g, ig);
+    same_mat(&dw, "embed_bwd");
+    C(free, ic), G(free, ig);
+    free(id);
+    done(&w), done(&y), done(&dw), done(&dy);
+    healthy();
+}
+
+static void heads(void)
+{
+    static const int64_t s[][4] = { { 5, 7, 3, 16 }, { 40, 60, 100, 64 }, { 300, 290, 1000, 128 },
+        { 130, 128, 4099, 72 } };
+
+    EACH(s)
+        for (int more = 0; more < 2; more++) {
+            int64_t T = s[i][0], n = s[i][1], V = s[i][2], D = s[i][3];
+            struct both h = tensor(T, D, 8, false, 1), w = matrix(V, D, act);
+            struct both dh = tensor(T, D, 0, true, 1), dw = matrix(V, D, TW_F32);
+            struct both lp = vector(n, true), en = vector(n, true), me = vector(n, true);
+            struct both co = vector(n, false), cm = vector(n, false), te = vector(n, false);
+            int32_t *row = tw_xcalloc((size_t)n, 4), *target = tw_xcalloc((size_t)n, 4);
+
+            for (int64_t k = 0; k < n; k++) {
+                row[k] = (int32_t)(k * (T - 1) / n);
+                target[k] = (int32_t)tw_rand_below(9, 1, (uint64_t)k, (uint64_t)V);
+                te.start[k] = 0.5f + fabsf(te.start[k]);
+            }
+            C(put, te.c.data, te.start, (size_t)n * 4), G(put, te.g.data, te.start, (size_t)n * 4);
+            struct tw_head qc = { .h = &h.c, .w = &w.mc, .n = n, .row = put(cpu, row, (size_t)n * 4),
+                .target = put(cpu, target, (size_t)n * 4), .logp = lp.c.data, .coef = co.c.data,
+                .dh = &dh.c, .dw = &dw.mc }, qg = qc;
+
+            qg.h = &h.g, qg.w = &w.mg, qg.row = put(gpu, row, (size_t)n * 4), qg.dh = &dh.g;
+            qg.target = put(gpu, target, (size_t)n * 4), qg.logp = lp.g.data, qg.dw = &dw.mg;
+            qg.coef = co.g.data;
+            if (more) {
+                qc.entropy = en.c.data, qc.mean = me.c.data, qc.temp = te.c.data;
+                qg.entropy = en.g.data, qg.mean = me.g.data, qg.temp = te.g.data;
+                qc.coef_mean = cm.c.data, qg.coef_mean = cm.g.data;
+            }
+            C(head, &qc), G(head, &qg);
+            same(&lp, "logp"), same(&dh, "dh"), same_mat(&dw, "head dw");
+            if (more)
+                same(&en, "entropy"), same(&me, "mean");
+
+            float *zc = tw_xcalloc((size_t)(3 * V), 4), *zg = tw_xcalloc((size_t)(3 * V), 4);
+            int32_t some[3] = { 0, (int32_t)T - 1, (int32_t)T / 2 };
+
+            C(logits, zc, &h.c, some, 3, &w.mc), G(logits, zg, &h.g, some, 3, &w.mg);
+            CHECK(near(zg, zc, 3 * V, tolerance(), "logits"));
+            CHECK_NEAR(tw_ops(gpu)->pick(gpu, zc, V, 0.7f, 2), C(pick, zc, V, 0.7f, 2), 1e-5);
+            free(zc), free(zg), free(row), free(target);
+            C(free, (void *)qc.row), C(free, (void *)qc.target);
+            G(free, (void *)qg.row), G(free, (void *)qg.target);
+            done(&h), done(&w), done(&dh), done(&dw), done(&lp), done(&en), done(&me), done(&co);
+            done(&cm), done(&te);
+        }
+    healthy();
+}
+
+static void lora_case(int64_t T, int64_t in, int64_t out, const int64_t *rank, int nrun, float drop)
+{
+    struct both x = tensor(T, in, 8, false, 1), y = tensor(T, out, 0, false, 1), h, s;
+    struct both dy = tensor(T, out, 0, false, 1), dx = tensor(T, in, 0, false, 1);
+    struct both a[4], b[4], da[4], db[4];
+    struct tw_lora_run rc[4], rg[4];
+    uint64_t *key = tw_xcalloc((size_t)T, 8);
+    int64_t max_r = 0;
+    enum tw_dtype keep = act;
+
+    for (int64_t t = 0; t < T; t++)
+        key[t] = tw_rand64(3, 4, (uint64_t)t);
+    for (int i = 0; i < nrun; i++) {
+        int64_t r = rank[i];
+
+        a[i] = vector(r * in, false), b[i] = vector(out * r, false);
+        da[i] = vector(r * in, false), db[i] = vector(out * r, false);
+        rc[i] = (struct tw_lora_run){ T * i / nrun + (i == 1), T * (i + 1) / nrun, a[i].c.data,
+            b[i].c.data, da[i].c.data, db[i].c.data, r, 0.25f * (float)(i + 1), i == 1 ? 0 : drop };
+        rg[i] = rc[i];
+        rg[i].a = a[i].g.data, rg[i].b = b[i].g.data;
+        rg[i].da = i == 2 ? NULL : da[i].g.data, rg[i].db = db[i].g.data;
+        if (i == 2)
+            rc[i].da = NULL;
+        max_r = r > max_r ? r : max_r;
+    }
+    act = TW_F32;
+    h = tensor(T, max_r, 0, true, 1), s = tensor(T, max_r, 0, true, 1);
+    act = keep;
+    struct tw_lora_ctx cc = { rc, nrun, drop > 0 ? put(cpu, key, (size_t)T * 8) : NULL, 5 };
+    struct tw_lora_ctx cg = { rg, nrun, drop > 0 ? put(gpu, key, (size_t)T * 8) : NULL, 5 };
+
+    C(lora, &y.c, &h.c, &x.c, &cc), G(lora, &y.g, &h.g, &x.g, &cg);
+    same(&y, "lora");
+    C(lora_bwd, &dx.c, &s.c, &dy.c, &x.c, &h.c, &cc);
+    G(lora_bwd, &dx.g, &s.g, &dy.g, &x.g, &h.g, &cg);
+    same(&dx, "lora dx");
+    for (int i = 0; i < nrun; i++) {
+        same(&da[i], "lora da"), same(&db[i], "lora db");
+        done(&a[i]), done(&b[i]), done(&da[i]), done(&db[i]);
+    }
+    if (drop > 0)
+        C(free, (void *)cc.drop_key), G(free, (void *)cg.drop_key);
+    free(key);
+    done(&x), done(&y), done(&dy), done(&dx), done(&h), done(&s);
+}
+
+static void loras(void)
+{
+    static const int64_t r3[] = { 16, 4, 33 }, r1[] = { 8 }, r64[] = { 64, 80 };
+
+    for (int drop = 0; drop < 2; drop++) {
+        lora_case(5, 16, 24, r1, 1, 0.3f * (float)drop);
+        lora_case(70, 40, 17, r3, 3, 0.3f * (float)drop);
+        lora_case(700, 128, 200, r3, 3, 0.3f * (float)drop);
+        lora_case(2500, 576, 72, r64, 2, 0.3f * (float)drop);
+        lora_case(1500, 64, 128, r1, 1, 0.3f * (float)drop);
+    }
+    healthy();
+}
+
+static const struct {
+    int64_t nh, nkv, hd, window, n[4];
+} attns[] = {
+    { 1, 1, 8, 0, { 1, 0 } }, { 4, 2, 16, 0, { 5, 1, 64 } }, { 6, 1, 64, 0, { 63, 64, 65, 150 } },
+    { 3, 3, 128, 0, { 200, 1, 33 } }, { 8, 2, 64, 40, { 129, 7, 300 } }, { 2, 1, 80, 0, { 77, 13 } },
+    { 4, 4, 128, 64, { 257 } }, { 14, 2, 64, 0, { 511, 2 } }, { 2, 2, 256, 0, { 40, 90 } },
+};
+
+static void attention(void)
+{
+    EACH(attns) {
+        int64_t nh = attns[i].nh, nkv = attns[i].nkv, hd = attns[i].hd, T = 0;
+        struct tw_attn_seq seq[4];
+        struct tw_attn a = { nh, nkv, hd, 0.3f, attns[i].window, seq, 0 };
+
+        for (; a.nseq < 4 && attns[i].n[a.nseq]; a.nseq++) {
+            seq[a.nseq] = (struct tw_attn_seq){ .q0 = T, .nq = attns[i].n[a.nseq] };
+            T += seq[a.nseq].nq;
+        }
+        struct both q = tensor(T, nh * hd, 8, false, 1), k = tensor(T, nkv * hd, 0, false, 1);
+        struct both v = tensor(T, nkv * hd, 0, false, 1), o = tensor(T, nh * hd, 0, true, 1);
+        struct both l = vector(T * nh, true), d = tensor(T, nh * hd, 0, false, 1);
+        struct both dq = tensor(T, nh * hd, 0, true, 1), dk = tensor(T, nkv * hd, 0, true, 1);
+        struct both dv = tensor(T, nkv * hd, 0, true, 1);
+
+        C(attn, &o.c, l.c.data, &q.c, &k.c, &v.c, &a), G(attn, &o.g, l.g.data, &q.g, &k.g, &v.g, &a);
+        same(&o, "attn"), same(&l, "lse");
+        C(attn_bwd, &dq.c, &dk.c, &dv.c, &d.c, &o.c, l.c.data, &q.c, &k.c, &v.c, &a);
+        G(attn_bwd, &dq.g, &dk.g, &dv.g, &d.g, &o.g, l.g.data, &q.g, &k.g, &v.g, &a);
+        same(&dq, "dq"), same(&dk, "dk"), same(&dv, "dv");
+        done(&q), done(&k), done(&v), done(&o), done(&l), done(&d), done(&dq), done(&dk), done(&dv);
+    }
+    healthy();
+}
+
+/* A decode state on each device: fed in pieces it gives what one call over all tokens gives. */
+static void decoding(void)
+{
+    EACH(attns) {
+        int64_t nh = attns[i].nh, nkv = attns[i].nkv, hd = attns[i].hd, n = attns[i].n[0];
+        struct both q = tensor(n, nh * hd, 0, false, 1), k = tensor(n, nkv * hd, 0, false, 1);
+        struct both v = tensor(n, nkv * hd, 0, false, 1), o = tensor(n, nh * hd, 0, true, 1);
+        struct tw_attn_seq s = { .nq = n };
+        struct tw_attn a = { nh, nkv, hd, 0.3f, attns[i].window, &s, 1 };
+        size_t offset = 256, bytes = tw_ops(gpu)->kv_bytes(gpu, nkv, hd) + offset;
+        void *block[32];
+
+        for (int j = 0; j < 32; j++)
+            block[j] = put(gpu, NULL, bytes);
+        C(attn, &o.c, NULL, &q.c, &k.c, &v.c, &a);
+        s.block = block, s.offset = offset;
+        for (int64_t at = 0, step = n > 3 ? n / 2 : n; at < n; at += step, step = n - at > 5 ? 5 : 1) {
+            struct tw_tensor pq = q.g, pk = k.g, pv = v.g, po = o.g;
+            size_t size = tw_dtype_size(act);
+
+            s.past = at, s.nq = step < n - at ? step : n - at;
+            pq.data = (char *)q.g.data + (size_t)(at * q.g.ld) * size, pq.rows = s.nq;
+            pk.data = (char *)k.g.data + (size_t)(at * k.g.ld) * size, pk.rows = s.nq;
+            pv.data = (char *)v.g.data + (size_t)(at * v.g.ld) * size, pv.rows = s.nq;
+            po.data = (char *)o.g.data + (size_t)(at * o.g.ld) * size, po.rows = s.nq;
+            G(kv_put, &pk, &pv, &a);
+            G(attn, &po, NULL, &pq, &pk, &pv, &a);
+        }
+        same(&o, "decode");
+        for (int j = 0; j < 32; j++)
+            G(free, block[j]);
+        done(&q), done(&k), done(&v), done(&o);
+    }
+    healthy();
+}
+
+static void updates(void)
+{
+    static const int64_t s[] = { 1, 5, 511, 513, 100003 };
+
+    EACH(s) {
+        int64_t n = s[i];
+        struct both w = vector(n, false), g = vector(n, false), m = vector(n, false);
+        struct both v = vector(n, false);
+        double *sc = put(cpu, NULL, 8), *sg = put(gpu, NULL, 8), a, b;
+        float *xc = put(cpu, NULL, 4), *xg = put(gpu, NULL, 4);
+        struct tw_adamw p = { 1e-2f, 0.9f, 0.99f, 1e-8f, 0.1f, 0.1f, 0.01f };
+
+        for (int64_t k = 0; k < n; k++)
+            v.start[k] = fabsf(v.start[k]);
+        C(put, v.c.data, v.start, (size_t)n * 4), G(put, v.g.data, v.start, (size_t)n * 4);
+        C(sumsq, sc, g.c.data, n), G(sumsq, sg, g.g.data, n);
+        C(get, &a, sc, 8), G(get, &b, sg, 8);
+        CHECK_NEAR(b / a, 1, 1e-12);
+        C(clip, xc, sc, 0.5f), G(clip, xg, sg, 0.5f);
+        C(adamw, w.c.data, g.c.data, m.c.data, v.c.data, n, &p, xc);
+        G(adamw, w.g.data, g.g.data, m.g.data, v.g.data, n, &p, xg);
+        same(&w, "adamw w"), same(&m, "adamw m"), same(&v, "adamw v");
+        C(sgd, w.c.data, g.c.data, m.c.data, n, 0.1f, 0.9f, 0.01f, xc);
+        G(sgd, w.g.data, g.g.data, m.g.data, n, 0.1f, 0.9f, 0.01f, xg);
+        C(sgd, w.c.data, g.c.data, NULL, n, 0.1f, 0, 0, xc);
+        G(sgd, w.g.data, g.g.data, NULL, n, 0.1f, 0, 0, xg);
+        C(axpy, w.c.data, 0.5f, g.c.data, n), G(axpy, w.g.data, 0.5f, g.g.data, n);
+        same(&w, "sgd"), same(&m, "sgd m");
+        a = NAN;
+        G(put, sg, &a, 8), G(clip, xg, sg, 1), G(sgd, w.g.data, g.g.data, NULL, n, 1, 0, 0, xg);
+        same(&w, "a norm that is no number changes nothing");
+        C(free, sc), G(free, sg), C(free, xc), G(free, xg);
+        done(&w), done(&g), done(&m), done(&v);
+    }
+    healthy();
+}
+
+static void all(void)
+{
+    RUN(linear);
+    RUN(norms);
+    RUN(ropes);
+    RUN(elementwise);
+    RUN(embedding);
+    RUN(heads);
+    RUN(loras);
+    RUN(attention);
+    RUN(decoding);
+    RUN(updates);
+}
+
+int main(void)
+{
+    struct tw_err err = { 0 };
+
+    gpu = tw_dev_open("cuda", 0, &err);
+    if (!gpu) {
+        printf("1..0 # SKIP %s\n", err.msg);
+        return 0;
+    }
+    cpu = tw_cpu_open(0, "auto", &err);
+    act = TW_F32;
+    all();
+    act = TW_BF16;
+    all();
+    tw_dev_close(cpu);
+    tw_dev_close(gpu);
+    return test_end();
+}
