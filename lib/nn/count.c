@@ -173,9 +173,9 @@ static void c_attn_bwd(struct tw_dev *d, struct tw_tensor *dq, struct tw_tensor 
     flops(d, 10 * (double)(a->nh * a->hd) * pairs(a));
 }
 
-static size_t c_kv_bytes(const struct tw_dev *d, int64_t nkv, int64_t hd)
+static size_t c_kv_bytes(const struct tw_dev *d, int64_t nkv, int64_t hd, enum tw_dtype act)
 {
-    return tw_ops(like(d))->kv_bytes(like(d), nkv, hd);
+    return tw_ops(like(d))->kv_bytes(like(d), nkv, hd, act);
 }
 
 static void c_kv_put(struct tw_dev *d, const struct tw_tensor *k, const struct tw_tensor *v,

@@ -186,9 +186,9 @@ struct tw_ops {
             struct tw_tensor *dv, const struct tw_tensor *dout, const struct tw_tensor *o,
             const float *lse, const struct tw_tensor *q, const struct tw_tensor *k,
             const struct tw_tensor *v, const struct tw_attn *a);
-    /* Bytes one block takes for one layer; kv_put stores rows [q0, q0+nq) of k, v (after RoPE) at
-     * positions past.. of every sequence of A. */
-    size_t (*kv_bytes)(const struct tw_dev *d, int64_t nkv, int64_t hd);
+    /* Bytes one block takes for one layer, activations being of type ACT; kv_put stores rows
+     * [q0, q0+nq) of k, v (after RoPE) at positions past.. of every sequence of A. */
+    size_t (*kv_bytes)(const struct tw_dev *d, int64_t nkv, int64_t hd, enum tw_dtype act);
     void (*kv_put)(struct tw_dev *d, const struct tw_tensor *k, const struct tw_tensor *v,
             const struct tw_attn *a);
 

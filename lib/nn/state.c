@@ -13,7 +13,8 @@ void tw_state_layout(struct tw_model *m)
     m->kv_block = 0;
     for (int64_t i = 0; kv && i < m->cfg.L; i++) {
         m->layer[i].kv_offset = m->kv_block;
-        m->kv_block += tw_dev_round(m->ops->kv_bytes(m->dev, m->cfg.nkv, m->cfg.hd));
+        m->kv_block += tw_dev_round(m->ops->kv_bytes(m->dev, m->cfg.nkv, m->cfg.hd,
+                m->act));
     }
 }
 

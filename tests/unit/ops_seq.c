@@ -180,7 +180,7 @@ static void decode_on(struct help_dev *h, const struct shape *s, int64_t piece)
     struct run r;
     void *block[32] = { 0 };
     float *packed, *got;
-    size_t bytes = ON(kv_bytes, s->nkv, s->hd) + 64;
+    size_t bytes = ON(kv_bytes, s->nkv, s->hd, TW_F32) + 64;
     float *rubbish = tw_xcalloc(bytes, 1);
 
     memset(rubbish, 0xff, bytes);

@@ -44,7 +44,7 @@ static int64_t head_words(bool low, int64_t bk, int64_t hd)
     return bk * (hd + tw_up(hd, 16));
 }
 
-size_t tw_cpu_kv_bytes(const struct tw_dev *d, int64_t nkv, int64_t hd)
+size_t tw_cpu_kv_bytes(const struct tw_dev *d, int64_t nkv, int64_t hd, enum tw_dtype act)
 {
     return (size_t)(nkv * tw_max(head_words(false, TW_KV_BLOCK, hd),
             head_words(true, TW_KV_BLOCK, hd))) * 4;
