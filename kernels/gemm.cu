@@ -30,7 +30,7 @@ struct cu_gemm {
 static void lt_note(struct cu_dev *d, cublasStatus_t s, const char *what)
 {
     if (s != CUBLAS_STATUS_SUCCESS)
-        cu_fail(d, "%s: %s", what, cublasGetStatusString(s));
+        cu_fail(d, "%s: %s", what, cublasLtGetStatusString(s));
 }
 #define LT_TRY(d, call) lt_note((d), (call), #call)
 

@@ -121,11 +121,10 @@ static __global__ void sgd_kernel(float *w, const float *g, float *m, int64_t n,
 
     if (isnan(s) || i >= n)
         return;
-    step = g[i] * s;
+    step = fmaf(decay, w[i], g[i] * s);
     if (m)
-        m[i] = step = momentum * m[i] + step;
-    w[i] -= lr * decay * w[i];
-    w[i] -= lr * step;
+        m[i] = step = fmaf(momentum, m[i], step);
+    w[i] = fmaf(-lr, step, w[i]);
 }
 
 static void d_sgd(struct tw_dev *dev, float *w, const float *g, float *m, int64_t n, float lr,
