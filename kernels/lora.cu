@@ -5,9 +5,6 @@
  * Many BF16 tokens go by tensor cores in tiles of TILE tokens; few tokens, and F32, by plain threads.
  * A tile lies in one run, so every token's numbers are those of its own adapter alone. */
 #include "cu.cuh"
-#include <mma.h>
-
-using namespace nvcuda;
 
 enum { TILE = 64, MAX_RUNS = 48, FEW = 256 };
 
@@ -133,164 +130,198 @@ template <class A, bool BY> static __global__ void outer_plain(const A *p, int64
     *g += BY ? u.scale * sum : sum;
 }
 
-/* ---- tensor cores ---- */
+/* ---- tensor cores: m16n8k16 products of BF16, their operands brought by cp.async ---- */
 
-enum { KT = 64, RT = 64, PAD = 8 };     /* step along k, ranks at a time, padding of shared rows */
+enum { KT = 64, STAGES = 4, XP = KT + 8 };  /* summed at a time, steps in flight, a padded row */
 
-/* Rows [t0, t1) x columns [k0, k0 + KT) of x into s, zeros outside. 128 threads, 16 bytes each. */
-static __device__ __forceinline__ void load_tile(bf16 (*s)[KT + PAD], const bf16 *x, int64_t ld,
-        int t0, int t1, int64_t k0, int64_t K)
+/* Shared memory of one step: x [64][XP] BF16, then the small factor F32: [RP][XP], or [KT][RP + 4]. */
+template <int RP, bool ROWS> struct stage {
+    bf16 x[TILE][XP];
+    float w[ROWS ? RP : KT][ROWS ? XP : RP + 4];
+};
+
+static __device__ __forceinline__ void copy16(void *s, const void *g, bool there)
+{
+    uint32_t a = (uint32_t)__cvta_generic_to_shared(s);
+    int n = there ? 16 : 0;
+
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(a), "l"(g), "r"(n));
+}
+static __device__ __forceinline__ void copy4(void *s, const void *g, bool there)
+{
+    uint32_t a = (uint32_t)__cvta_generic_to_shared(s);
+    int n = there ? 4 : 0;
+
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(a), "l"(g), "r"(n));
+}
+static __device__ __forceinline__ void copy_done()
+{
+    asm volatile("cp.async.commit_group;");
+}
+
+/* 64 rows [t0, ..) x 64 columns [c0, ..) of x; zeros past t1 and past C. 128 threads. */
+static __device__ __forceinline__ void load_x(bf16 (*s)[XP], const bf16 *x, int64_t ld, int t0, int t1,
+        int64_t c0, int64_t C)
 {
 #pragma unroll
     for (int i = 0; i < TILE * KT / 8 / 128; i++) {
         int j = i * 128 + threadIdx.x, row = j / (KT / 8), c = j % (KT / 8) * 8;
-        uint4 v = make_uint4(0, 0, 0, 0);
+        bool there = t0 + row < t1 && c0 + c < C;
 
-        if (t0 + row < t1 && k0 + c < K)
-            v = *(const uint4 *)(x + (int64_t)(t0 + row) * ld + k0 + c);
-        *(uint4 *)&s[row][c] = v;
+        copy16(&s[row][c], there ? x + (int64_t)(t0 + row) * ld + c0 + c : x, there);
     }
 }
 
-/* h tile [TILE, RT chunk] = x tile . w^T over all k; 4 warps of 16 tokens. */
-template <bool BY> static __global__ void __launch_bounds__(128) shrink_mma(float *h, int64_t ldh,
-        const bf16 *x, int64_t ldx, int64_t in, const __grid_constant__ struct runs q)
+/* RP rows of w (nr of them real) x 64 columns [k0, ..) of K. */
+template <int RP> static __device__ __forceinline__ void load_rows(float (*s)[XP], const float *w,
+        int64_t ld, int nr, int64_t k0, int64_t K)
 {
-    __shared__ __align__(16) bf16 xs[2][TILE][KT + PAD];
-    __shared__ __align__(16) bf16 ws[2][RT][KT + PAD];
-    int t0, t1, warp = threadIdx.x / 32, r0 = blockIdx.y * RT;
+    for (int j = threadIdx.x; j < RP * KT / 4; j += 128) {
+        int r = j / (KT / 4), c = j % (KT / 4) * 4;
+        bool there = r < nr && k0 + c < K;
+
+        copy16(&s[r][c], there ? w + r * ld + k0 + c : w, there);
+    }
+}
+
+/* 64 rows [k0, ..) of K x RP columns (nr of them real) of w. */
+template <int RP> static __device__ __forceinline__ void load_cols(float (*s)[RP + 4], const float *w,
+        int64_t ld, int nr, int64_t k0, int64_t K)
+{
+    if (ld % 4 == 0 && (uintptr_t)w % 16 == 0) {
+        for (int j = threadIdx.x; j < RP * KT / 4; j += 128) {
+            int k = j / (RP / 4), r = j % (RP / 4) * 4;
+            bool there = r < nr && k0 + k < K;
+
+            copy16(&s[k][r], there ? w + (k0 + k) * ld + r : w, there);
+        }
+    } else {
+        for (int j = threadIdx.x; j < RP * KT; j += 128) {
+            int k = j / RP, r = j % RP;
+            bool there = r < nr && k0 + k < K;
+
+            copy4(&s[k][r], there ? w + (k0 + k) * ld + r : w, there);
+        }
+    }
+}
+
+static __device__ __forceinline__ uint32_t pair(float a, float b)
+{
+    __nv_bfloat162 h = __floats2bfloat162_rn(a, b);
+
+    return *(uint32_t *)&h;
+}
+
+/* Fragments of A: 16 rows x 16 columns at S, or (TRANS) 16 columns x 16 rows. */
+template <bool TRANS> static __device__ __forceinline__ void frag_a(uint32_t (&f)[4], const bf16 *s,
+        int ld)
+{
+    int lane = threadIdx.x % 32, m = lane / 8, i = lane % 8;
+    const bf16 *p = TRANS ? s + (m / 2 * 8 + i) * ld + m % 2 * 8 : s + (m % 2 * 8 + i) * ld + m / 2 * 8;
+    uint32_t a = (uint32_t)__cvta_generic_to_shared(p);
+
+    if (TRANS)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                : "=r"(f[0]), "=r"(f[1]), "=r"(f[2]), "=r"(f[3]) : "r"(a));
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                : "=r"(f[0]), "=r"(f[1]), "=r"(f[2]), "=r"(f[3]) : "r"(a));
+}
+
+static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+        uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, "
+            "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* One step: acc[16 x RP] of this warp += A (16 x 64) times the small factor (64 x RP). */
+template <int RP, bool ROWS, bool TRANS> static __device__ __forceinline__ void step(
+        float (&acc)[RP / 8][4], const stage<RP, ROWS> &s)
+{
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, q = lane % 4 * 2;
+
+#pragma unroll
+    for (int k = 0; k < KT; k += 16) {
+        uint32_t a[4];
+
+        frag_a<TRANS>(a, TRANS ? &s.x[k][warp * 16] : &s.x[warp * 16][k], XP);
+#pragma unroll
+        for (int f = 0; f < RP / 8; f++) {
+            uint32_t b0, b1;
+            int n = f * 8 + g;
+
+            if constexpr (ROWS) {
+                float2 u = *(const float2 *)&s.w[n][k + q], v = *(const float2 *)&s.w[n][k + q + 8];
+
+                b0 = pair(u.x, u.y);
+                b1 = pair(v.x, v.y);
+            } else {
+                b0 = pair(s.w[k + q][n], s.w[k + q + 1][n]);
+                b1 = pair(s.w[k + q + 8][n], s.w[k + q + 9][n]);
+            }
+            mma(acc[f], a, b0, b1);
+        }
+    }
+}
+
+/* h tile [TILE, RP] = x tile . w over all k; 4 warps of 16 tokens. BY: w is b [in, rank]. */
+template <int RP, bool BY> static __global__ void __launch_bounds__(128) shrink_mma(float *h,
+        int64_t ldh, const bf16 *x, int64_t ldx, int64_t in, const __grid_constant__ struct runs q)
+{
+    extern __shared__ __align__(16) unsigned char smem[];
+    stage<RP, !BY> *s = (stage<RP, !BY> *)smem;
+    int t0, t1, warp = threadIdx.x / 32, lane = threadIdx.x % 32, r0 = blockIdx.y * RP;
     const struct run &u = find(q, blockIdx.x, &t0, &t1);
-    int nr = min(RT, u.r - r0), frags = (nr + 15) / 16;
-    wmma::fragment<wmma::accumulator, 16, 16, 16, float> acc[RT / 16];
+    int nr = min(RP, u.r - r0), steps = (int)((in + KT - 1) / KT);
+    float acc[RP / 8][4] = {};
 
     if (nr <= 0)
         return;
-    for (int f = 0; f < RT / 16; f++)
-        wmma::fill_fragment(acc[f], 0);
-    for (int64_t k0 = 0, i = 0; k0 < in; k0 += KT, i++) {
-        int s = i & 1;
-
-        load_tile(xs[s], x, ldx, t0, t1, k0, in);
-        for (int j = threadIdx.x; j < frags * 16 * KT; j += 128) {
-            int r = BY ? j % (frags * 16) : j / KT, k = BY ? j / (frags * 16) : j % KT;
-            float v = 0;
-
-            if (r < nr && k0 + k < in)
-                v = BY ? u.b[(k0 + k) * u.r + r0 + r] : u.a[(r0 + r) * in + k0 + k];
-            ws[s][r][k] = __float2bfloat16_rn(v);
+    auto load = [&](int i) {
+        if (i < steps) {
+            load_x(s[i % STAGES].x, x, ldx, t0, t1, (int64_t)i * KT, in);
+            if constexpr (BY)
+                load_cols<RP>(s[i % STAGES].w, u.b + r0, u.r, nr, (int64_t)i * KT, in);
+            else
+                load_rows<RP>(s[i % STAGES].w, u.a + r0 * in, in, nr, (int64_t)i * KT, in);
         }
-        __syncthreads();        /* the other half is written next: one barrier a step is enough */
-#pragma unroll
-        for (int k = 0; k < KT; k += 16) {
-            wmma::fragment<wmma::matrix_a, 16, 16, 16, bf16, wmma::row_major> a;
-
-            wmma::load_matrix_sync(a, &xs[s][warp * 16][k], KT + PAD);
-            for (int f = 0; f < RT / 16; f++) {
-                wmma::fragment<wmma::matrix_b, 16, 16, 16, bf16, wmma::col_major> b;
-
-                if (f >= frags)
-                    break;
-                wmma::load_matrix_sync(b, &ws[s][f * 16][k], KT + PAD);
-                wmma::mma_sync(acc[f], a, b, acc[f]);
-            }
-        }
+        copy_done();
+    };
+    for (int i = 0; i < STAGES - 1; i++)
+        load(i);
+    for (int i = 0; i < steps; i++) {
+        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2));
+        __syncthreads();
+        load(i + STAGES - 1);
+        step<RP, !BY, false>(acc, s[i % STAGES]);
     }
-    __syncthreads();
-    float *out = (float *)xs + warp * 16 * 20;          /* 16 x 16 a warp, rows of 20 */
-    for (int f = 0; f < RT / 16; f++) {
-        if (f >= frags)
-            break;
-        wmma::store_matrix_sync(out, acc[f], 20, wmma::mem_row_major);
-        __syncwarp();
-        for (int j = threadIdx.x % 32; j < 256; j += 32) {
-            int t = t0 + warp * 16 + j / 16, r = f * 16 + j % 16;
+    float scale = BY ? u.scale : 1;
+#pragma unroll
+    for (int f = 0; f < RP / 8; f++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            int t = t0 + warp * 16 + lane / 4 + e / 2 * 8, r = f * 8 + lane % 4 * 2 + e % 2;
 
             if (t < t1 && r < nr)
-                h[t * ldh + r0 + r] = (BY ? u.scale : 1) * out[j / 16 * 20 + j % 16];
+                h[t * ldh + r0 + r] = scale * acc[f][e];
         }
-        __syncwarp();
-    }
-}
-
-enum { OT = 128 };              /* columns of y at a time */
-
-/* y tile [TILE, OT] += s * h tile . w^T; 4 warps of 16 tokens. */
-template <bool BY> static __global__ void __launch_bounds__(128) expand_mma(bf16 *y, int64_t ldy,
-        const float *h, int64_t ldh, int64_t out, const __grid_constant__ struct runs q)
-{
-    __shared__ __align__(16) bf16 hs[TILE][16 + PAD];
-    __shared__ __align__(16) bf16 ws[16][OT + PAD];
-    __shared__ __align__(16) float os[4][16][OT + 4];
-    int t0, t1, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int64_t o0 = blockIdx.y * (int64_t)OT;
-    const struct run &u = find(q, blockIdx.x, &t0, &t1);
-    wmma::fragment<wmma::accumulator, 16, 16, 16, float> acc[OT / 16];
-
-    for (int f = 0; f < OT / 16; f++)
-        wmma::fill_fragment(acc[f], 0);
-    for (int r0 = 0; r0 < u.r; r0 += 16) {
-        for (int j = threadIdx.x; j < TILE * 16; j += 128) {
-            int t = t0 + j / 16, r = r0 + j % 16;
-
-            hs[j / 16][j % 16] = __float2bfloat16_rn(t < t1 && r < u.r ? h[t * ldh + r] : 0);
-        }
-        for (int j = threadIdx.x; j < OT * 16; j += 128) {
-            int o = BY ? j / 16 : j % OT, r = BY ? j % 16 : j / OT;
-            float v = 0;
-
-            if (o0 + o < out && r0 + r < u.r)
-                v = BY ? u.b[(o0 + o) * u.r + r0 + r] : u.a[(r0 + r) * out + o0 + o];
-            ws[r][o] = __float2bfloat16_rn(v);
-        }
-        __syncthreads();
-        wmma::fragment<wmma::matrix_a, 16, 16, 16, bf16, wmma::row_major> a;
-        wmma::load_matrix_sync(a, &hs[warp * 16][0], 16 + PAD);
-#pragma unroll
-        for (int f = 0; f < OT / 16; f++) {
-            wmma::fragment<wmma::matrix_b, 16, 16, 16, bf16, wmma::row_major> b;
-
-            wmma::load_matrix_sync(b, &ws[0][f * 16], OT + PAD);
-            wmma::mma_sync(acc[f], a, b, acc[f]);
-        }
-        __syncthreads();
-    }
-#pragma unroll
-    for (int f = 0; f < OT / 16; f++)
-        wmma::store_matrix_sync(&os[warp][0][f * 16], acc[f], OT + 4, wmma::mem_row_major);
-    __syncwarp();
-    float s = BY ? u.scale : 1;
-    for (int j = lane; j < 16 * OT / 8; j += 32) {
-        int row = j / (OT / 8), c = j % (OT / 8) * 8, t = t0 + warp * 16 + row;
-        bf16 *p = y + (int64_t)t * ldy + o0 + c;
-        float v[8];
-
-        if (t >= t1 || o0 + c >= out)
-            continue;
-        ldv<8>(v, p);
-#pragma unroll
-        for (int k = 0; k < 8; k++) {
-            float e = s * os[warp][row][c + k];
-
-            if (!BY && u.drop > 0)
-                e = keep(q.key[t], q.module, o0 + c + k, u.drop) ? e / (1 - u.drop) : 0;
-            v[k] += e;
-        }
-        stv<8>(p, v);
-    }
 }
 
 enum { CHUNK = 1024 };          /* tokens whose products are summed before they meet others */
 
-/* part[chunk][c][r] = sum over the chunk's tokens of p[t, c] q[t, r]; chunks of all runs in a row. */
-static __global__ void __launch_bounds__(128) outer_mma(float *part, const bf16 *p, int64_t ldp,
-        int64_t C, const float *h, int64_t ldh, int ldr, const __grid_constant__ struct runs q)
+/* part[chunk][c][r] = sum over the chunk's tokens of p[t, c] h[t, r]; chunks of all runs in a row. */
+template <int RP> static __global__ void __launch_bounds__(128) outer_mma(float *part, const bf16 *p,
+        int64_t ldp, int64_t C, const float *h, int64_t ldh, int ldr,
+        const __grid_constant__ struct runs q)
 {
-    __shared__ __align__(16) bf16 ps[2][TILE][KT + PAD];
-    __shared__ __align__(16) bf16 hs[2][TILE][RT + PAD];
-    __shared__ __align__(16) float os[4][16][20];
+    extern __shared__ __align__(16) unsigned char smem[];
+    stage<RP, false> *s = (stage<RP, false> *)smem;
     int chunk = blockIdx.x, i = 0, warp = threadIdx.x / 32, lane = threadIdx.x % 32, t0, t1;
     int64_t c0 = blockIdx.y * (int64_t)KT;
-    int r0 = blockIdx.z * RT;
+    int r0 = blockIdx.z * RP;
 
     for (;; i++) {              /* the run of this chunk */
         int n = (q.run[i].t1 - q.run[i].t0 + CHUNK - 1) / CHUNK;
@@ -301,53 +332,38 @@ static __global__ void __launch_bounds__(128) outer_mma(float *part, const bf16 
     }
     t0 = q.run[i].t0 + chunk * CHUNK;
     t1 = min(t0 + CHUNK, q.run[i].t1);
-    int nr = min(RT, q.run[i].r - r0), frags = (nr + 15) / 16;
-    wmma::fragment<wmma::accumulator, 16, 16, 16, float> acc[RT / 16];
+    int nr = min(RP, q.run[i].r - r0), steps = (t1 - t0 + KT - 1) / KT;
+    float acc[RP / 8][4] = {};
 
     if (nr <= 0)
         return;
-    for (int f = 0; f < RT / 16; f++)
-        wmma::fill_fragment(acc[f], 0);
-    for (int t = t0, n = 0; t < t1; t += TILE, n++) {
-        int s = n & 1;
+    auto load = [&](int n) {
+        if (n < steps) {
+            int t = t0 + n * KT;
 
-        load_tile(ps[s], p, ldp, t, t1, c0, C);
-        for (int j = threadIdx.x; j < TILE * frags * 16; j += 128) {
-            int row = j / (frags * 16), r = j % (frags * 16);
-
-            hs[s][row][r] = __float2bfloat16_rn(t + row < t1 && r < nr ?
-                    h[(int64_t)(t + row) * ldh + r0 + r] : 0);
+            load_x(s[n % STAGES].x, p, ldp, t, t1, c0, C);
+            load_cols<RP>(s[n % STAGES].w, h + r0, ldh, nr, t, t1);
         }
+        copy_done();
+    };
+    for (int n = 0; n < STAGES - 1; n++)
+        load(n);
+    for (int n = 0; n < steps; n++) {
+        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2));
         __syncthreads();
+        load(n + STAGES - 1);
+        step<RP, false, true>(acc, s[n % STAGES]);
+    }
 #pragma unroll
-        for (int k = 0; k < TILE; k += 16) {
-            wmma::fragment<wmma::matrix_a, 16, 16, 16, bf16, wmma::col_major> a;
+    for (int f = 0; f < RP / 8; f++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            int64_t c = c0 + warp * 16 + lane / 4 + e / 2 * 8;
+            int r = f * 8 + lane % 4 * 2 + e % 2;
 
-            wmma::load_matrix_sync(a, &ps[s][k][warp * 16], KT + PAD);
-            for (int f = 0; f < RT / 16; f++) {
-                wmma::fragment<wmma::matrix_b, 16, 16, 16, bf16, wmma::row_major> b;
-
-                if (f >= frags)
-                    break;
-                wmma::load_matrix_sync(b, &hs[s][k][f * 16], RT + PAD);
-                wmma::mma_sync(acc[f], a, b, acc[f]);
-            }
+            if (c < C && r < nr)
+                part[(blockIdx.x * C + c) * ldr + r0 + r] = acc[f][e];
         }
-    }
-    for (int f = 0; f < RT / 16; f++) {
-        if (f >= frags)
-            break;
-        wmma::store_matrix_sync(&os[warp][0][0], acc[f], 20, wmma::mem_row_major);
-        __syncwarp();
-        for (int j = lane; j < 256; j += 32) {
-            int64_t c = c0 + warp * 16 + j / 16;
-            int r = r0 + f * 16 + j % 16;
-
-            if (c < C && r < q.run[i].r)
-                part[(blockIdx.x * C + c) * ldr + r] = os[warp][j / 16][j % 16];
-        }
-        __syncwarp();
-    }
 }
 
 /* Adds the chunks of a run in order. */
@@ -369,6 +385,85 @@ template <bool BY> static __global__ void outer_join(const float *part, int64_t 
     for (int64_t k = 0; k < n; k++)
         sum += part[((chunk + k) * C + c) * ldr + r];
     (BY ? u.db : u.da)[i] += BY ? u.scale * sum : sum;
+}
+
+enum { OT = 128 };              /* columns of y at a time */
+
+/* y tile [TILE, OT] = res + bias + s * h tile . w; 4 warps of 16 tokens. res and bias may be NULL,
+ * res may be y. BY: w is b [out, rank], else a [rank, out]. */
+template <bool BY> static __global__ void __launch_bounds__(128) expand_mma(bf16 *y, int64_t ldy,
+        const bf16 *res, int64_t ldres, const float *bias, const float *h, int64_t ldh, int64_t out,
+        const __grid_constant__ struct runs q)
+{
+    __shared__ __align__(16) float ws[BY ? OT : 16][BY ? 16 + 4 : OT + 4];
+    __shared__ __align__(16) float os[4][16][OT + 4];
+    int t0, t1, warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, k2 = lane % 4 * 2;
+    int64_t o0 = blockIdx.y * (int64_t)OT;
+    const struct run &u = find(q, blockIdx.x, &t0, &t1);
+    float acc[OT / 8][4] = {};
+
+    for (int r0 = 0; r0 < u.r; r0 += 16) {
+        uint32_t a[4];
+
+        __syncthreads();
+        for (int j = threadIdx.x; j < OT * 16; j += 128) {
+            int o = BY ? j / 16 : j % OT, r = BY ? j % 16 : j / OT;
+            float v = 0;
+
+            if (o0 + o < out && r0 + r < u.r)
+                v = BY ? u.b[(o0 + o) * u.r + r0 + r] : u.a[(r0 + r) * out + o0 + o];
+            ws[BY ? o : r][BY ? r : o] = v;
+        }
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            int t = t0 + warp * 16 + g + e % 2 * 8, r = r0 + k2 + e / 2 * 8;
+            const float *p = h + t * ldh + r;
+
+            a[e] = pair(t < t1 && r < u.r ? p[0] : 0, t < t1 && r + 1 < u.r ? p[1] : 0);
+        }
+        __syncthreads();
+#pragma unroll
+        for (int f = 0; f < OT / 8; f++) {
+            int n = f * 8 + g;
+
+            if constexpr (BY)
+                mma(acc[f], a, pair(ws[n][k2], ws[n][k2 + 1]), pair(ws[n][k2 + 8], ws[n][k2 + 9]));
+            else
+                mma(acc[f], a, pair(ws[k2][n], ws[k2 + 1][n]), pair(ws[k2 + 8][n], ws[k2 + 9][n]));
+        }
+    }
+#pragma unroll
+    for (int f = 0; f < OT / 8; f++) {
+        *(float2 *)&os[warp][g][f * 8 + k2] = make_float2(acc[f][0], acc[f][1]);
+        *(float2 *)&os[warp][g + 8][f * 8 + k2] = make_float2(acc[f][2], acc[f][3]);
+    }
+    __syncwarp();
+    float s = BY ? u.scale : 1;
+#pragma unroll
+    for (int i = 0; i < 16 * OT / 8 / 32; i++) {
+        int j = i * 32 + lane, row = j / (OT / 8), c = j % (OT / 8) * 8, t = t0 + warp * 16 + row;
+        float v[8] = {}, b[8];
+
+        if (t >= t1 || o0 + c >= out)
+            continue;
+        if (res)
+            ldv<8>(v, res + (int64_t)t * ldres + o0 + c);
+        if (bias) {
+            ldv<8>(b, bias + o0 + c);
+#pragma unroll
+            for (int k = 0; k < 8; k++)
+                v[k] += b[k];
+        }
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            float e = s * os[warp][row][c + k];
+
+            if (!BY && u.drop > 0)
+                e = keep(q.key[t], q.module, o0 + c + k, u.drop) ? e / (1 - u.drop) : 0;
+            v[k] += e;
+        }
+        stv<8>(y + (int64_t)t * ldy + o0 + c, v);
+    }
 }
 
 /* ---- host ---- */
@@ -409,13 +504,32 @@ static bool cores(const struct runs &q, const struct tw_tensor *x)
     return x->dtype == TW_BF16 && cu_vec8(x, x->cols) && tokens(q) >= FEW;
 }
 
+/* Calls with RP: the ranks taken at a time. */
+#define CU_RANK(r, ...)                                                                            \
+    do {                                                                                           \
+        if ((r) <= 8) { constexpr int RP = 8; __VA_ARGS__; }                                       \
+        else if ((r) <= 16) { constexpr int RP = 16; __VA_ARGS__; }                                \
+        else if ((r) <= 32) { constexpr int RP = 32; __VA_ARGS__; }                                \
+        else { constexpr int RP = 64; __VA_ARGS__; }                                               \
+    } while (0)
+
+/* Raises a kernel's limit of shared memory, and launches it. */
+template <class K, class... P> static void launch(struct cu_dev *d, K kernel, dim3 grid, size_t smem,
+        P... p)
+{
+    if (smem > 48 << 10)
+        CU_TRY(d, cudaFuncSetAttribute((const void *)kernel,
+                    cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem));
+    kernel<<<grid, 128, smem, d->stream>>>(p...);
+}
+
 template <bool BY> static void shrink(struct cu_dev *d, float *h, int64_t ldh,
         const struct tw_tensor *x, const struct runs &q, int max_r)
 {
     if (cores(q, x)) {
-        dim3 grid((unsigned)q.tiles, (unsigned)cu_div(max_r, RT));
-
-        shrink_mma<BY><<<grid, 128, 0, d->stream>>>(h, ldh, (const bf16 *)x->data, x->ld, x->cols, q);
+        CU_RANK(max_r, launch(d, shrink_mma<RP, BY>, dim3((unsigned)q.tiles,
+                    (unsigned)cu_div(max_r, RP)), sizeof(stage<RP, !BY>) * STAGES, h, ldh,
+                    (const bf16 *)x->data, x->ld, x->cols, q));
     } else {
         dim3 grid((unsigned)q.tiles, q.tiles < 64 ? 16 : 1);
 
@@ -425,19 +539,18 @@ template <bool BY> static void shrink(struct cu_dev *d, float *h, int64_t ldh,
     CU_DONE(d, "lora shrink");
 }
 
+/* y += s h w^T */
 template <bool BY> static void expand(struct cu_dev *d, struct tw_tensor *y, const float *h,
         int64_t ldh, const struct runs &q)
 {
-    if (cores(q, y)) {
-        dim3 grid((unsigned)q.tiles, (unsigned)cu_div(y->cols, OT));
+    dim3 grid((unsigned)q.tiles, (unsigned)cu_div(y->cols, 128));
 
-        expand_mma<BY><<<grid, 128, 0, d->stream>>>((bf16 *)y->data, y->ld, h, ldh, y->cols, q);
-    } else {
-        dim3 grid((unsigned)q.tiles, (unsigned)cu_div(y->cols, 128));
-
+    if (cores(q, y))
+        expand_mma<BY><<<grid, 128, 0, d->stream>>>((bf16 *)y->data, y->ld, (const bf16 *)y->data,
+                y->ld, NULL, h, ldh, y->cols, q);
+    else
         CU_ACT(y->dtype, expand_plain<A, BY><<<grid, 128, 0, d->stream>>>((A *)y->data, y->ld, h, ldh,
                     y->cols, q));
-    }
     CU_DONE(d, "lora expand");
 }
 
@@ -460,8 +573,9 @@ template <bool BY> static void outer(struct cu_dev *d, const struct tw_tensor *p
     float *part = (float *)cu_scratch(d, CU_S_PART, (size_t)(chunks * C * max_r) * 4);
     if (!part)
         return;
-    dim3 grid((unsigned)chunks, (unsigned)cu_div(C, KT), (unsigned)cu_div(max_r, RT));
-    outer_mma<<<grid, 128, 0, d->stream>>>(part, (const bf16 *)p->data, p->ld, C, h, ldh, max_r, q);
+    CU_RANK(max_r, launch(d, outer_mma<RP>, dim3((unsigned)chunks, (unsigned)cu_div(C, KT),
+                (unsigned)cu_div(max_r, RP)), sizeof(stage<RP, false>) * STAGES, part,
+                (const bf16 *)p->data, p->ld, C, h, ldh, max_r, q));
     outer_join<BY><<<dim3((unsigned)cu_div(C * max_r, 256), (unsigned)q.n), 256, 0, d->stream>>>(part,
             C, max_r, q);
     CU_DONE(d, "lora outer");
@@ -525,8 +639,75 @@ static void d_lora_bwd(struct tw_dev *dev, struct tw_tensor *dx, struct tw_tenso
     }
 }
 
+/* Whether one launch does all runs, on tensor cores, and no token is without one: then what LoRA adds
+ * is written first and the base product adds to it, which spares reading and writing y once more. */
+static bool whole(const struct runs &q, const struct tw_lora_ctx *c, int64_t at,
+        const struct tw_tensor *x, const struct tw_tensor *y)
+{
+    return at == c->nrun && tokens(q) == x->rows && cores(q, x) && cores(q, y);
+}
+
+static void d_lora_linear(struct tw_dev *dev, struct tw_tensor *y, struct tw_tensor *h,
+        const struct tw_tensor *x, const struct tw_mat *w, const float *bias,
+        const struct tw_tensor *res, const struct tw_lora_ctx *c)
+{
+    struct cu_dev *d = cu(dev);
+    int64_t at = 0;
+    int max_r;
+    struct runs q = gather(c, &at, &max_r);
+    struct cu_mm p = { y->rows, w->rows, w->cols, x->data, w->data, NULL, y->data, x->ld, w->cols,
+        y->ld, w->dtype, y->dtype, 1, 1 };
+
+    if (!whole(q, c, at, x, y) || (res && !cu_vec8(res, res->cols))) {
+        tw_ops(dev)->linear(dev, y, x, w, bias, res);
+        d_lora(dev, y, h, x, c);
+        return;
+    }
+    struct tw_tensor xd = dropped(d, x, q);
+    if (!xd.data)
+        return;
+    shrink<false>(d, (float *)h->data, h->ld, &xd, q, max_r);
+    expand_mma<true><<<dim3((unsigned)q.tiles, (unsigned)cu_div(y->cols, OT)), 128, 0, d->stream>>>(
+            (bf16 *)y->data, y->ld, res ? (const bf16 *)res->data : NULL, res ? res->ld : 0, bias,
+            (const float *)h->data, h->ld, y->cols, q);
+    CU_DONE(d, "lora expand");
+    cu_nt(d, &p);
+}
+
+static void d_lora_linear_bwd(struct tw_dev *dev, struct tw_tensor *dx, bool add,
+        struct tw_tensor *scratch, const struct tw_tensor *dy, const struct tw_tensor *x,
+        const struct tw_tensor *h, const struct tw_mat *w, const struct tw_lora_ctx *c)
+{
+    struct cu_dev *d = cu(dev);
+    float *dh = (float *)scratch->data;
+    int64_t at = 0;
+    int max_r;
+    struct runs q = gather(c, &at, &max_r);
+    struct cu_mm p = { dx->rows, w->cols, w->rows, dy->data, w->data, NULL, dx->data, dy->ld,
+        w->cols, dx->ld, w->dtype, dx->dtype, 1, 1 };
+
+    if (!whole(q, c, at, dx, dy) || !cores(q, x)) {
+        tw_ops(dev)->linear_dx(dev, dx, add, dy, w);
+        d_lora_bwd(dev, dx, scratch, dy, x, h, c);
+        return;
+    }
+    struct tw_tensor xd = dropped(d, x, q);
+    if (!xd.data)
+        return;
+    outer<true>(d, dy, (const float *)h->data, h->ld, q, max_r);
+    shrink<true>(d, dh, scratch->ld, dy, q, max_r);
+    outer<false>(d, &xd, dh, scratch->ld, q, max_r);
+    expand_mma<false><<<dim3((unsigned)q.tiles, (unsigned)cu_div(dx->cols, OT)), 128, 0, d->stream>>>(
+            (bf16 *)dx->data, dx->ld, add ? (const bf16 *)dx->data : NULL, dx->ld, NULL, dh,
+            scratch->ld, dx->cols, q);
+    CU_DONE(d, "lora expand");
+    cu_nn(d, &p);
+}
+
 void cu_lora_ops(struct tw_ops *o)
 {
     o->lora = d_lora;
     o->lora_bwd = d_lora_bwd;
+    o->lora_linear = d_lora_linear;
+    o->lora_linear_bwd = d_lora_linear_bwd;
 }
