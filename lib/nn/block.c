@@ -10,12 +10,8 @@ static void gqa(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x, s
     struct tw_var *k = tw_t_linear(t, n, l->w[TW_S_K], NULL, NULL);     // [T, nkv * hd]
     struct tw_var *v = tw_t_linear(t, n, l->w[TW_S_V], NULL, NULL);
 
-    if (l->w[TW_S_QNORM])
-        q = tw_t_norm(t, q, l->w[TW_S_QNORM], c->hd);
-    if (l->w[TW_S_KNORM])
-        k = tw_t_norm(t, k, l->w[TW_S_KNORM], c->hd);
-    tw_t_rope(t, q, c->nh);
-    tw_t_rope(t, k, c->nkv);
+    q = tw_t_norm_rope(t, q, l->w[TW_S_QNORM], c->nh);
+    k = tw_t_norm_rope(t, k, l->w[TW_S_KNORM], c->nkv);
     tw_t_linear(t, tw_t_attn(t, l, q, k, v), l->w[TW_S_O], x, out);
 }
 

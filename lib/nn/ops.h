@@ -145,6 +145,14 @@ struct tw_ops {
             const struct tw_tensor *dy, const struct tw_tensor *x, const float *w, int64_t n,
             const float *rstd, float off);
 
+    /* rmsnorm() of heads of n, then rope() of the result, in one; the backward may turn dy back in
+     * place. NULL, both: callers do one after the other. */
+    void (*norm_rope)(struct tw_dev *d, struct tw_tensor *y, float *rstd, const struct tw_tensor *x,
+            const float *w, int64_t n, float eps, float off, const struct tw_rope *r);
+    void (*norm_rope_bwd)(struct tw_dev *d, struct tw_tensor *dx, bool add, float *dw,
+            struct tw_tensor *dy, const struct tw_tensor *x, const float *w, int64_t n,
+            const float *rstd, float off, const struct tw_rope *r);
+
     /* y = x W^T (+ bias) (+ res); y may alias res. dx = dy W, added to dx when `add`. dw (F32) and
      * dbias (may be NULL) add in a chain over tokens. */
     void (*linear)(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor *x,

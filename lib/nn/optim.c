@@ -40,19 +40,52 @@ void tw_optim_close(struct tw_optim *o)
     if (!o)
         return;
     ops = tw_ops(o->dev);
-    for (int64_t i = 0; i < o->params->n; i++) {
-        if (o->m && o->m[i])
-            ops->free(o->dev, o->m[i]);
-        if (o->v && o->v[i])
-            ops->free(o->dev, o->v[i]);
-    }
+    tw_mem_free(&o->mem);
     if (o->sum)
         ops->free(o->dev, o->sum);
     if (o->scale)
         ops->free(o->dev, o->scale);
+    free(o->span);
     free(o->m);
     free(o->v);
     free(o);
+}
+
+static bool decays(const struct tw_optim *o, const struct tw_param *p)
+{
+    return o->opts.decay_all || p->matrix;
+}
+
+/* Whether parameter I follows the one before it in memory, so that one call can take both. */
+static bool follows(const struct tw_optim *o, int64_t i)
+{
+    const struct tw_param *a = &o->params->p[i - 1], *b = a + 1;
+    size_t step = tw_dev_round((size_t)a->n * sizeof(float));
+
+    return (char *)b->w.data == (char *)a->w.data + step && (char *)b->g == (char *)a->g + step &&
+           decays(o, a) == decays(o, b);
+}
+
+static void find_spans(struct tw_optim *o)
+{
+    o->span = tw_xcalloc((size_t)o->params->n + 1, sizeof *o->span);
+    for (int64_t i = 0; i < o->params->n; i++) {
+        const struct tw_param *p = &o->params->p[i], *first;
+        struct tw_optim_span *s;
+
+        if (!i || !follows(o, i))
+            o->span[o->nspan++].i = i;
+        s = &o->span[o->nspan - 1];
+        first = &o->params->p[s->i];
+        s->end = i + 1;
+        s->n = p->g - first->g + p->n;
+    }
+}
+
+static void moments(struct tw_optim *o, float **list)
+{
+    for (int64_t i = 0; i < o->params->n; i++)
+        list[i] = tw_mem_take(&o->mem, (size_t)o->params->p[i].n * sizeof(float));
 }
 
 struct tw_optim *tw_optim_open(struct tw_dev *dev, const struct tw_params *params, bool rows,
@@ -71,14 +104,16 @@ struct tw_optim *tw_optim_open(struct tw_dev *dev, const struct tw_params *param
     if (!(o->sum = ops->alloc(dev, sizeof *o->sum, err)) ||
             !(o->scale = ops->alloc(dev, sizeof *o->scale, err)))
         goto fail;
-    for (int64_t i = 0; i < params->n; i++) {
-        size_t bytes = (size_t)params->p[i].n * sizeof(float);
-
-        if (first && !(o->m[i] = ops->alloc(dev, bytes, err)))
-            goto fail;
-        if (second && !(o->v[i] = ops->alloc(dev, bytes, err)))
-            goto fail;
-    }
+    for (int64_t i = 0; i < params->n; i++)
+        for (int k = 0; k < first + second; k++)
+            tw_mem_add(&o->mem, (size_t)params->p[i].n * sizeof(float));
+    if (tw_mem_alloc(&o->mem, dev, "the optimizer", err))
+        goto fail;
+    if (first)
+        moments(o, o->m);
+    if (second)
+        moments(o, o->v);
+    find_spans(o);
     return o;
 fail:
     tw_optim_close(o);
@@ -88,11 +123,6 @@ fail:
 int64_t tw_optim_updates(const struct tw_optim *o)
 {
     return o->updates;
-}
-
-static bool decays(const struct tw_optim *o, const struct tw_param *p)
-{
-    return o->opts.decay_all || p->matrix;
 }
 
 void tw_optim_groups(const struct tw_optim *o, int64_t n[2], int64_t elems[2])
@@ -143,18 +173,18 @@ static const char *bad_gradient(struct tw_optim *o, struct tw_err *err)
     return NULL;
 }
 
-static void update(struct tw_optim *o, int64_t i, double lr)
+static void update(struct tw_optim *o, const struct tw_optim_span *s, double lr)
 {
     const struct tw_ops *ops = tw_ops(o->dev);
-    const struct tw_param *p = &o->params->p[i];
+    const struct tw_param *p = &o->params->p[s->i];
     double t = (double)o->updates, decay = decays(o, p) ? o->opts.decay : 0;
 
     if (o->opts.kind == TW_SGD) {
-        ops->sgd(o->dev, p->w.data, p->g, o->m[i], p->n, (float)lr, (float)o->opts.momentum,
+        ops->sgd(o->dev, p->w.data, p->g, o->m[s->i], s->n, (float)lr, (float)o->opts.momentum,
                 (float)decay, o->scale);
         return;
     }
-    ops->adamw(o->dev, p->w.data, p->g, o->m[i], o->v[i], p->n,
+    ops->adamw(o->dev, p->w.data, p->g, o->m[s->i], o->v[s->i], s->n,
             &(struct tw_adamw){ .lr = (float)lr, .beta1 = (float)o->opts.beta1,
                     .beta2 = (float)o->opts.beta2, .eps = (float)o->opts.eps,
                     .decay = (float)decay, .bias1 = (float)(1 - pow(o->opts.beta1, t)),
@@ -171,8 +201,8 @@ int tw_optim_step(struct tw_optim *o, double lr, double clip, struct tw_optim_re
     *r = (struct tw_optim_report){ 0 };
     tw_params_join(o->dev, o->params);
     ops->zero(o->dev, o->sum, sizeof *o->sum);
-    for (int64_t i = 0; i < o->params->n; i++)
-        ops->sumsq(o->dev, o->sum, o->params->p[i].g, o->params->p[i].n);
+    for (int64_t k = 0; k < o->nspan; k++)
+        ops->sumsq(o->dev, o->sum, o->params->p[o->span[k].i].g, o->span[k].n);
     if (ops->sync(o->dev, err))
         return -1;
     ops->get(o->dev, &sum, o->sum, sizeof sum);
@@ -183,8 +213,8 @@ int tw_optim_step(struct tw_optim *o, double lr, double clip, struct tw_optim_re
     } else {
         o->updates++;
         ops->clip(o->dev, o->scale, o->sum, (float)clip);
-        for (int64_t i = 0; i < o->params->n; i++)
-            update(o, i, lr);
+        for (int64_t k = 0; k < o->nspan; k++)
+            update(o, &o->span[k], lr);
         tw_params_updated(o->dev, o->params);
     }
     tw_params_zero(o->dev, o->params);

@@ -2,6 +2,13 @@
 #ifndef TW_OPTIM_PRIV_H
 #define TW_OPTIM_PRIV_H
 #include "nn/optim.h"
+#include "nn/stack.h"
+
+/* Parameters [i, end) whose weights, gradients and moments lie one after the other, each rounded up
+ * to what devices align to: N elements that one call of an op takes. What lies between is zero. */
+struct tw_optim_span {
+    int64_t i, end, n;
+};
 
 struct tw_optim {
     struct tw_dev *dev;
@@ -9,6 +16,9 @@ struct tw_optim {
     bool rows;
     struct tw_optim_opts opts;
     float **m, **v;                 /* (dev) one a parameter, in the layout of its weights */
+    struct tw_devmem mem;           /* that holds m and v */
+    struct tw_optim_span *span;
+    int64_t nspan;
     double *sum;                    /* (dev) */
     float *scale;                   /* (dev) */
     int64_t updates;

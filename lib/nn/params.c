@@ -11,13 +11,27 @@ const struct tw_params *tw_adapter_params(struct tw_adapter *a)
     return a->train ? &a->params : NULL;
 }
 
+/* Gradients that lie one after the other (up to the rounding of devices) go in one call. */
 void tw_params_zero(struct tw_dev *d, const struct tw_params *p)
 {
+    char *from = NULL, *to = NULL;
+
     for (int64_t i = 0; i < p->n; i++) {
-        tw_ops(d)->zero(d, p->p[i].g, (size_t)p->p[i].n * sizeof(float));
+        char *g = (char *)p->p[i].g;
+        size_t bytes = (size_t)p->p[i].n * sizeof(float);
+
+        if (to && g != from + tw_dev_round((size_t)(to - from))) {
+            tw_ops(d)->zero(d, from, (size_t)(to - from));
+            from = NULL;
+        }
+        if (!from)
+            from = g;
+        to = g + bytes;
         if (p->p[i].g2)
-            tw_ops(d)->zero(d, p->p[i].g2, (size_t)p->p[i].n * sizeof(float));
+            tw_ops(d)->zero(d, p->p[i].g2, bytes);
     }
+    if (from)
+        tw_ops(d)->zero(d, from, (size_t)(to - from));
 }
 
 void tw_params_join(struct tw_dev *d, const struct tw_params *p)

@@ -192,6 +192,39 @@ void tw_t_rope(struct tw_tape *t, struct tw_var *x, int64_t heads)
     }
 }
 
+static void norm_rope_back(struct tw_tape *t, struct tw_op *op)
+{
+    bool add;
+    struct tw_tensor *dx = tw_var_grad(t, op->x, &add);
+
+    t->ops->norm_rope_bwd(t->dev, dx, add, op->w->dw.data, &op->y->g, &op->x->v, op->w->w.data, op->n,
+            op->save, 0, &t->rope);
+}
+
+struct tw_var *tw_t_norm_rope(struct tw_tape *t, struct tw_var *x, struct tw_weight *w, int64_t heads)
+{
+    int64_t hd = t->m->cfg.hd;
+    struct tw_var *y;
+    struct tw_op *op;
+    float *rstd;
+
+    if (!w || !t->ops->norm_rope) {
+        y = w ? tw_t_norm(t, x, w, hd) : x;
+        tw_t_rope(t, y, heads);
+        return y;
+    }
+    y = tw_var_new(t, x->v.rows, x->v.cols);
+    rstd = tw_stack_take(t->st, (size_t)(x->v.rows * heads) * sizeof *rstd);
+    t->ops->norm_rope(t->dev, &y->v, rstd, &x->v, w->w.data, hd, (float)t->m->cfg.eps, 0, &t->rope);
+    op = note(t, norm_rope_back, y, x);
+    if (op) {
+        op->w = w;
+        op->save = rstd;
+        op->n = hd;
+    }
+    return y;
+}
+
 static void attn_back(struct tw_tape *t, struct tw_op *op)
 {
     bool add_q, add_k, add_v;

@@ -48,6 +48,8 @@ struct tw_var *tw_t_norm(struct tw_tape *t, struct tw_var *x, struct tw_weight *
 /* x W^T + bias + LoRA (+ res), into OUT when not NULL. OUT may be RES when nothing is recorded. */
 struct tw_var *tw_t_linear(struct tw_tape *t, struct tw_var *x, struct tw_weight *w,
         struct tw_var *res, struct tw_var *out);
+/* Heads of x normalised by w (NULL: not), then rotated. */
+struct tw_var *tw_t_norm_rope(struct tw_tape *t, struct tw_var *x, struct tw_weight *w, int64_t heads);
 void tw_t_rope(struct tw_tape *t, struct tw_var *x, int64_t heads); /* in place */
 struct tw_var *tw_t_attn(struct tw_tape *t, const struct tw_layer *l, struct tw_var *q,
         struct tw_var *k, struct tw_var *v);

@@ -220,7 +220,7 @@ static void linear(void)
 static void norms(void)
 {
     static const int64_t s[][3] = { { 1, 7, 1 }, { 5, 64, 4 }, { 33, 128, 3 }, { 3, 576, 1 },
-        { 700, 1024, 1 }, { 9, 1536, 1 }, { 4, 5120, 1 }, { 2050, 64, 2 } };
+        { 700, 1024, 1 }, { 9, 1536, 1 }, { 77, 2560, 1 }, { 30, 2048, 1 }, { 4, 5120, 1 }, { 2050, 64, 2 } };
 
     EACH(s) {
         int64_t T = s[i][0], n = s[i][1], g = s[i][2];
@@ -240,6 +240,41 @@ static void norms(void)
             done(&x), done(&y), done(&w), done(&r), done(&dw), done(&dy), done(&dx);
         }
     }
+    healthy();
+}
+
+static void norm_ropes(void)
+{
+    static const int64_t s[][3] = { { 3, 64, 2 }, { 130, 128, 5 }, { 1, 128, 1 }, { 65, 256, 2 },
+        { 9, 80, 3 }, { 2100, 64, 3 } };
+
+    EACH(s)
+        for (int alias = 0; alias < 2; alias++) {
+            int64_t T = s[i][0], n = s[i][1], nh = s[i][2], np = 90;
+            struct both x = tensor(T, n * nh, 0, false, 1), y = tensor(T, n * nh, 8, true, 1);
+            struct both w = vector(n, false), r = vector(T * nh, true), dw = vector(n, false);
+            struct both dy = tensor(T, n * nh, 0, false, 1), dx = tensor(T, n * nh, 0, false, 1);
+            struct both cs = vector(np * n / 2, false), sn = vector(np * n / 2, false);
+            struct tw_tensor *oc = alias ? &dy.c : &dx.c, *og = alias ? &dy.g : &dx.g;
+            int32_t *pos = tw_xcalloc((size_t)T, 4);
+
+            for (int64_t t = 0; t < T; t++)
+                pos[t] = (int32_t)(t * 37 % np);
+            struct tw_rope rc = { cs.c.data, sn.c.data, put(cpu, pos, (size_t)T * 4), n, false };
+            struct tw_rope rg = { cs.g.data, sn.g.data, put(gpu, pos, (size_t)T * 4), n, false };
+
+            C(rmsnorm, &y.c, r.c.data, &x.c, w.c.data, n, 1e-6f, 0), C(rope, &y.c, nh, n, &rc, 1);
+            G(norm_rope, &y.g, r.g.data, &x.g, w.g.data, n, 1e-6f, 0, &rg);
+            same(&y, "norm_rope"), same(&r, "norm_rope rstd");
+            C(rope, &dy.c, nh, n, &rc, -1);
+            C(rmsnorm_bwd, oc, !alias, dw.c.data, &dy.c, &x.c, w.c.data, n, r.c.data, 0);
+            G(norm_rope_bwd, og, !alias, dw.g.data, &dy.g, &x.g, w.g.data, n, r.g.data, 0, &rg);
+            same(alias ? &dy : &dx, "norm_rope_bwd"), same(&dw, "norm_rope dw");
+            C(free, (void *)rc.pos), G(free, (void *)rg.pos);
+            free(pos);
+            done(&x), done(&y), done(&w), done(&r), done(&dw), done(&dy), done(&dx), done(&cs);
+            done(&sn);
+        }
     healthy();
 }
 
@@ -395,6 +430,7 @@ static void lora_case(int64_t T, int64_t in, int64_t out, const int64_t *rank, i
     act = TW_F32;
     h = tensor(T, max_r, 0, true, 1), s = tensor(T, max_r, 0, true, 1);
     act = keep;
+    struct both w = matrix(out, in, act), bias = vector(out, false);
     struct tw_lora_ctx cc = { rc, nrun, drop > 0 ? put(cpu, key, (size_t)T * 8) : NULL, 5 };
     struct tw_lora_ctx cg = { rg, nrun, drop > 0 ? put(gpu, key, (size_t)T * 8) : NULL, 5 };
 
@@ -403,6 +439,14 @@ static void lora_case(int64_t T, int64_t in, int64_t out, const int64_t *rank, i
     C(lora_bwd, &dx.c, &s.c, &dy.c, &x.c, &h.c, &cc);
     G(lora_bwd, &dx.g, &s.g, &dy.g, &x.g, &h.g, &cg);
     same(&dx, "lora dx");
+    for (int add = 0; add < 2; add++) {     /* with the base product, as models do it */
+        C(linear, &y.c, &x.c, &w.mc, bias.c.data, add ? &dy.c : NULL), C(lora, &y.c, &h.c, &x.c, &cc);
+        G(lora_linear, &y.g, &h.g, &x.g, &w.mg, bias.g.data, add ? &dy.g : NULL, &cg);
+        same(&y, "lora_linear");
+        C(linear_dx, &dx.c, add, &dy.c, &w.mc), C(lora_bwd, &dx.c, &s.c, &dy.c, &x.c, &h.c, &cc);
+        G(lora_linear_bwd, &dx.g, add, &s.g, &dy.g, &x.g, &h.g, &w.mg, &cg);
+        same(&dx, "lora_linear dx");
+    }
     for (int i = 0; i < nrun; i++) {
         same(&da[i], "lora da"), same(&db[i], "lora db");
         done(&a[i]), done(&b[i]), done(&da[i]), done(&db[i]);
@@ -410,7 +454,7 @@ static void lora_case(int64_t T, int64_t in, int64_t out, const int64_t *rank, i
     if (drop > 0)
         C(free, (void *)cc.drop_key), G(free, (void *)cg.drop_key);
     free(key);
-    done(&x), done(&y), done(&dy), done(&dx), done(&h), done(&s);
+    done(&x), done(&y), done(&dy), done(&dx), done(&h), done(&s), done(&w), done(&bias);
 }
 
 static void loras(void)
@@ -539,6 +583,7 @@ static void all(void)
 {
     RUN(linear);
     RUN(norms);
+    RUN(norm_ropes);
     RUN(ropes);
     RUN(elementwise);
     RUN(embedding);
