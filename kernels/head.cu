@@ -60,19 +60,59 @@ struct soft {                   /* one chunk; all [n] */
     float *logp, *entropy, *mean;
 };
 
+/* N logits at P, times INV. */
+template <int N> static __device__ __forceinline__ void logits_at(float (&x)[N], const float *p,
+        float inv)
+{
+    if constexpr (N == 4) {
+        float4 v = *(const float4 *)p;
+
+        x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
+    } else {
+        x[0] = *p;
+    }
+#pragma unroll
+    for (int k = 0; k < N; k++)
+        x[k] *= inv;
+}
+
+template <int N> static __device__ __forceinline__ void gradient_to(float *p, const float (&g)[N])
+{
+    if constexpr (N == 4)
+        *(float4 *)p = make_float4(g[0], g[1], g[2], g[3]);
+    else
+        *p = g[0];
+}
+template <int N> static __device__ __forceinline__ void gradient_to(bf16 *p, const float (&g)[N])
+{
+    if constexpr (N == 4) {
+        __nv_bfloat162 a = __floats2bfloat162_rn(g[0], g[1]), b = __floats2bfloat162_rn(g[2], g[3]);
+
+        *(uint2 *)p = make_uint2(*(uint32_t *)&a, *(uint32_t *)&b);
+    } else {
+        *p = __float2bfloat16_rn(g[0]);
+    }
+}
+
 /* A block takes a row: maximum, sum of exponentials, and what else is asked for, in one reading by
- * running maxima; then the gradient, tile by tile: what a tile writes lies in what has been read. */
-template <class A, bool MORE> static __global__ void __launch_bounds__(512) softmax_rows(float *z,
-        int64_t V, const struct soft q)
+ * running maxima; then the gradient, tile by tile: what a tile writes lies in what has been read.
+ * N logits at a time; V is a multiple of N. */
+template <class A, int N, bool MORE> static __global__ void __launch_bounds__(512)
+softmax_rows(float *z, int64_t V, const struct soft q)
 {
     int64_t i = blockIdx.x;
-    float inv = q.temp ? 1 / q.temp[i] : 1, max = -INFINITY, sum = 0, xe = 0, all = 0;
+    float inv = q.temp ? 1 / q.temp[i] : 1, max = -INFINITY, sum = 0, xe = 0, all = 0, x[N];
     float *row = z + i * V;
     int32_t target = q.target[i];
 
-    for (int64_t v = threadIdx.x; v < V; v += blockDim.x) {
-        float x = row[v] * inv, m = fmaxf(max, x), e = __expf(x - m);
+#pragma unroll 4
+    for (int64_t v = threadIdx.x * N; v < V; v += 512 * N) {
+        float m = max;
 
+        logits_at<N>(x, row + v, inv);
+#pragma unroll
+        for (int k = 0; k < N; k++)
+            m = fmaxf(m, x[k]);
         if (m > max) {          /* a new maximum: what is there shrinks */
             float f = __expf(max - m);
 
@@ -80,10 +120,15 @@ template <class A, bool MORE> static __global__ void __launch_bounds__(512) soft
             xe *= f;
             max = m;
         }
-        sum += e;
-        if (MORE) {
-            xe += x * e;
-            all += x;
+#pragma unroll
+        for (int k = 0; k < N; k++) {
+            float e = __expf(x[k] - max);
+
+            sum += e;
+            if (MORE) {
+                xe += x[k] * e;
+                all += x[k];
+            }
         }
     }
     float top = block_max(max), f = max > -INFINITY ? __expf(max - top) : 0;
@@ -106,25 +151,28 @@ template <class A, bool MORE> static __global__ void __launch_bounds__(512) soft
     A *out = (A *)row;
 
     __syncthreads();            /* row[target] has been read */
-    for (int64_t v0 = 0; v0 < V; v0 += 4 * blockDim.x) {
-        float g[4];
+    for (int64_t v0 = 0; v0 < V; v0 += 2 * 512 * N) {
+        float g[2][N];
 
 #pragma unroll
-        for (int k = 0; k < 4; k++) {
-            int64_t v = v0 + k * (int64_t)blockDim.x + threadIdx.x;
+        for (int k = 0; k < 2; k++) {
+            int64_t v = v0 + (k * 512 + threadIdx.x) * N;
 
-            if (v < V)
-                g[k] = (v == target ? c : 0) - (c + m) * __expf(row[v] * inv - lse) + each;
+            if (v < V) {
+                logits_at<N>(x, row + v, inv);
+#pragma unroll
+                for (int j = 0; j < N; j++)
+                    g[k][j] = (v + j == target ? c : 0) - (c + m) * __expf(x[j] - lse) + each;
+            }
         }
         __syncthreads();
 #pragma unroll
-        for (int k = 0; k < 4; k++) {
-            int64_t v = v0 + k * (int64_t)blockDim.x + threadIdx.x;
+        for (int k = 0; k < 2; k++) {
+            int64_t v = v0 + (k * 512 + threadIdx.x) * N;
 
             if (v < V)
-                st1(out + v, g[k]);
+                gradient_to<N>(out + v, g[k]);
         }
-        __syncthreads();
     }
 }
 
@@ -146,10 +194,11 @@ static void head_chunk(struct cu_dev *d, const struct tw_head *h, int64_t i0, in
     CU_ACT(t, gather_rows<A><<<(unsigned)n, 128, 0, d->stream>>>((A *)x, (const A *)h->h->data,
                 h->h->ld, h->row + i0, D));
     cu_nt(d, &p);
-    if (h->entropy || h->mean)
-        CU_ACT(t, softmax_rows<A, true><<<(unsigned)n, 512, 0, d->stream>>>(z, V, q));
-    else
-        CU_ACT(t, softmax_rows<A, false><<<(unsigned)n, 512, 0, d->stream>>>(z, V, q));
+    bool more = h->entropy || h->mean, four = V % 4 == 0;
+#define SOFTMAX(N, MORE) softmax_rows<A, N, MORE><<<(unsigned)n, 512, 0, d->stream>>>(z, V, q)
+    CU_ACT(t, if (four) { if (more) SOFTMAX(4, true); else SOFTMAX(4, false); }
+            else { if (more) SOFTMAX(1, true); else SOFTMAX(1, false); });
+#undef SOFTMAX
     CU_DONE(d, "softmax");
     if (!h->coef)
         return;

@@ -387,82 +387,109 @@ template <bool BY> static __global__ void outer_join(const float *part, int64_t 
     (BY ? u.db : u.da)[i] += BY ? u.scale * sum : sum;
 }
 
-enum { OT = 128 };              /* columns of y at a time */
+enum { OT = 128, OP = 68, ALONG = 8 };  /* columns of y at a time, a padded half row of them, tiles */
 
-/* y tile [TILE, OT] = res + bias + s * h tile . w; 4 warps of 16 tokens. res and bias may be NULL,
- * res may be y. BY: w is b [out, rank], else a [rank, out]. */
+/* The factor's columns [o0, o0 + OT), ranks [r0, r0 + 16), as operands of the products: for each 8
+ * columns two words a lane. BY: w is b [out, rank], else a [rank, out]. */
+template <bool BY> static __device__ __forceinline__ void load_w(uint32_t (*s)[32][2],
+        const struct run &u, int64_t out, int64_t o0, int r0)
+{
+    for (int j = threadIdx.x; j < OT / 8 * 32; j += 128) {
+        int f = j / 32, lane = j % 32;
+        int64_t o = o0 + f * 8 + lane / 4;
+        float v[4];
+
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            int r = r0 + lane % 4 * 2 + e % 2 + e / 2 * 8;
+
+            v[e] = o < out && r < u.r ? (BY ? u.b[o * u.r + r] : u.a[r * out + o]) : 0;
+        }
+        *(uint2 *)s[f][lane] = make_uint2(pair(v[0], v[1]), pair(v[2], v[3]));
+    }
+}
+
+/* y tile [TILE, OT] = res + bias + s * h tile . w; 4 warps of 16 tokens, ALONG tiles one after the
+ * other. res and bias may be NULL, res may be y. */
 template <bool BY> static __global__ void __launch_bounds__(128) expand_mma(bf16 *y, int64_t ldy,
         const bf16 *res, int64_t ldres, const float *bias, const float *h, int64_t ldh, int64_t out,
         const __grid_constant__ struct runs q)
 {
-    __shared__ __align__(16) float ws[BY ? OT : 16][BY ? 16 + 4 : OT + 4];
-    __shared__ __align__(16) float os[4][16][OT + 4];
-    int t0, t1, warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, k2 = lane % 4 * 2;
+    __shared__ __align__(16) uint32_t ws[OT / 8][32][2];
+    __shared__ __align__(16) float os[4][16][OP];
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, k2 = lane % 4 * 2;
     int64_t o0 = blockIdx.y * (int64_t)OT;
-    const struct run &u = find(q, blockIdx.x, &t0, &t1);
-    float acc[OT / 8][4] = {};
+    const struct run *last = NULL;
 
-    for (int r0 = 0; r0 < u.r; r0 += 16) {
-        uint32_t a[4];
+    for (int tile = blockIdx.x * ALONG; tile < min(q.tiles, (int)(blockIdx.x + 1) * ALONG); tile++) {
+        int t0, t1;
+        const struct run &u = find(q, tile, &t0, &t1);
+        float acc[OT / 8][4] = {}, s = BY ? u.scale : 1;
 
-        __syncthreads();
-        for (int j = threadIdx.x; j < OT * 16; j += 128) {
-            int o = BY ? j / 16 : j % OT, r = BY ? j % 16 : j / OT;
-            float v = 0;
+        for (int r0 = 0; r0 < u.r; r0 += 16) {
+            uint32_t a[4];
 
-            if (o0 + o < out && r0 + r < u.r)
-                v = BY ? u.b[(o0 + o) * u.r + r0 + r] : u.a[(r0 + r) * out + o0 + o];
-            ws[BY ? o : r][BY ? r : o] = v;
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                int t = t0 + warp * 16 + g + e % 2 * 8, r = r0 + k2 + e / 2 * 8;
+                const float *p = h + t * ldh + r;
+
+                a[e] = pair(t < t1 && r < u.r ? p[0] : 0, t < t1 && r + 1 < u.r ? p[1] : 0);
+            }
+            if (&u != last || u.r > 16) {
+                __syncthreads();
+                load_w<BY>(ws, u, out, o0, r0);
+                __syncthreads();
+                last = &u;
+            }
+#pragma unroll
+            for (int f = 0; f < OT / 8; f++) {
+                uint2 w = *(const uint2 *)ws[f][lane];
+
+                mma(acc[f], a, w.x, w.y);
+            }
         }
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            int t = t0 + warp * 16 + g + e % 2 * 8, r = r0 + k2 + e / 2 * 8;
-            const float *p = h + t * ldh + r;
+        for (int half = 0; half < 2; half++) {
+            __syncwarp();
+#pragma unroll
+            for (int f = 0; f < OT / 16; f++) {
+                const float *c = acc[half * (OT / 16) + f];
 
-            a[e] = pair(t < t1 && r < u.r ? p[0] : 0, t < t1 && r + 1 < u.r ? p[1] : 0);
-        }
-        __syncthreads();
+                *(float2 *)&os[warp][g][f * 8 + k2] = make_float2(c[0], c[1]);
+                *(float2 *)&os[warp][g + 8][f * 8 + k2] = make_float2(c[2], c[3]);
+            }
+            __syncwarp();
 #pragma unroll
-        for (int f = 0; f < OT / 8; f++) {
-            int n = f * 8 + g;
+            for (int i = 0; i < 4; i++) {
+                int row = i * 4 + lane / 8, c = lane % 8 * 8, t = t0 + warp * 16 + row;
+                int64_t o = o0 + half * (OT / 2) + c;
+                float v[8] = {}, e[8];
 
-            if constexpr (BY)
-                mma(acc[f], a, pair(ws[n][k2], ws[n][k2 + 1]), pair(ws[n][k2 + 8], ws[n][k2 + 9]));
-            else
-                mma(acc[f], a, pair(ws[k2][n], ws[k2 + 1][n]), pair(ws[k2 + 8][n], ws[k2 + 9][n]));
+                if (t >= t1 || o >= out)
+                    continue;
+                if (res)
+                    ldv<8>(v, res + (int64_t)t * ldres + o);
+                if (bias) {
+                    ldv<8>(e, bias + o);
+#pragma unroll
+                    for (int k = 0; k < 8; k++)
+                        v[k] += e[k];
+                }
+                ldv<8>(e, &os[warp][row][c]);
+#pragma unroll
+                for (int k = 0; k < 8; k++)
+                    e[k] *= s;
+                if (!BY && u.drop > 0)
+#pragma unroll
+                    for (int k = 0; k < 8; k++)
+                        e[k] = keep(q.key[t], q.module, o + k, u.drop) ? e[k] / (1 - u.drop) : 0;
+#pragma unroll
+                for (int k = 0; k < 8; k++)
+                    v[k] += e[k];
+                stv<8>(y + (int64_t)t * ldy + o, v);
+            }
         }
-    }
-#pragma unroll
-    for (int f = 0; f < OT / 8; f++) {
-        *(float2 *)&os[warp][g][f * 8 + k2] = make_float2(acc[f][0], acc[f][1]);
-        *(float2 *)&os[warp][g + 8][f * 8 + k2] = make_float2(acc[f][2], acc[f][3]);
-    }
-    __syncwarp();
-    float s = BY ? u.scale : 1;
-#pragma unroll
-    for (int i = 0; i < 16 * OT / 8 / 32; i++) {
-        int j = i * 32 + lane, row = j / (OT / 8), c = j % (OT / 8) * 8, t = t0 + warp * 16 + row;
-        float v[8] = {}, b[8];
-
-        if (t >= t1 || o0 + c >= out)
-            continue;
-        if (res)
-            ldv<8>(v, res + (int64_t)t * ldres + o0 + c);
-        if (bias) {
-            ldv<8>(b, bias + o0 + c);
-#pragma unroll
-            for (int k = 0; k < 8; k++)
-                v[k] += b[k];
-        }
-#pragma unroll
-        for (int k = 0; k < 8; k++) {
-            float e = s * os[warp][row][c + k];
-
-            if (!BY && u.drop > 0)
-                e = keep(q.key[t], q.module, o0 + c + k, u.drop) ? e / (1 - u.drop) : 0;
-            v[k] += e;
-        }
-        stv<8>(y + (int64_t)t * ldy + o0 + c, v);
     }
 }
 
@@ -539,17 +566,24 @@ template <bool BY> static void shrink(struct cu_dev *d, float *h, int64_t ldh,
     CU_DONE(d, "lora shrink");
 }
 
+/* y = res + bias + s h w^T, on tensor cores */
+template <bool BY> static void add_to(struct cu_dev *d, struct tw_tensor *y, const bf16 *res,
+        int64_t ldres, const float *bias, const float *h, int64_t ldh, const struct runs &q)
+{
+    expand_mma<BY><<<dim3((unsigned)cu_div(q.tiles, ALONG), (unsigned)cu_div(y->cols, OT)), 128, 0,
+            d->stream>>>((bf16 *)y->data, y->ld, res, ldres, bias, h, ldh, y->cols, q);
+    CU_DONE(d, "lora expand");
+}
+
 /* y += s h w^T */
 template <bool BY> static void expand(struct cu_dev *d, struct tw_tensor *y, const float *h,
         int64_t ldh, const struct runs &q)
 {
-    dim3 grid((unsigned)q.tiles, (unsigned)cu_div(y->cols, 128));
-
     if (cores(q, y))
-        expand_mma<BY><<<grid, 128, 0, d->stream>>>((bf16 *)y->data, y->ld, (const bf16 *)y->data,
-                y->ld, NULL, h, ldh, y->cols, q);
+        add_to<BY>(d, y, (const bf16 *)y->data, y->ld, NULL, h, ldh, q);
     else
-        CU_ACT(y->dtype, expand_plain<A, BY><<<grid, 128, 0, d->stream>>>((A *)y->data, y->ld, h, ldh,
+        CU_ACT(y->dtype, expand_plain<A, BY><<<dim3((unsigned)q.tiles,
+                    (unsigned)cu_div(y->cols, 128)), 128, 0, d->stream>>>((A *)y->data, y->ld, h, ldh,
                     y->cols, q));
     CU_DONE(d, "lora expand");
 }
@@ -667,10 +701,8 @@ static void d_lora_linear(struct tw_dev *dev, struct tw_tensor *y, struct tw_ten
     if (!xd.data)
         return;
     shrink<false>(d, (float *)h->data, h->ld, &xd, q, max_r);
-    expand_mma<true><<<dim3((unsigned)q.tiles, (unsigned)cu_div(y->cols, OT)), 128, 0, d->stream>>>(
-            (bf16 *)y->data, y->ld, res ? (const bf16 *)res->data : NULL, res ? res->ld : 0, bias,
-            (const float *)h->data, h->ld, y->cols, q);
-    CU_DONE(d, "lora expand");
+    add_to<true>(d, y, res ? (const bf16 *)res->data : NULL, res ? res->ld : 0, bias,
+            (const float *)h->data, h->ld, q);
     cu_nt(d, &p);
 }
 
@@ -697,10 +729,7 @@ static void d_lora_linear_bwd(struct tw_dev *dev, struct tw_tensor *dx, bool add
     outer<true>(d, dy, (const float *)h->data, h->ld, q, max_r);
     shrink<true>(d, dh, scratch->ld, dy, q, max_r);
     outer<false>(d, &xd, dh, scratch->ld, q, max_r);
-    expand_mma<false><<<dim3((unsigned)q.tiles, (unsigned)cu_div(dx->cols, OT)), 128, 0, d->stream>>>(
-            (bf16 *)dx->data, dx->ld, add ? (const bf16 *)dx->data : NULL, dx->ld, NULL, dh,
-            scratch->ld, dx->cols, q);
-    CU_DONE(d, "lora expand");
+    add_to<false>(d, dx, add ? (const bf16 *)dx->data : NULL, dx->ld, NULL, dh, scratch->ld, q);
     cu_nn(d, &p);
 }
 
