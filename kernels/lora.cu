@@ -8,11 +8,24 @@
 
 enum { TILE = 64, MAX_RUNS = 48, FEW = 256 };
 
+enum { GROUP = 3 };             /* products of one input at once */
+
 struct run {
     int32_t t0, t1, tile0, r;   /* tokens; number of its first tile; rank */
     const float *a, *b;
     float *da, *db;
     float scale, drop;
+    const float *more_a[GROUP - 1];     /* of the group's other products, which have the same rank */
+    float *more_da[GROUP - 1];
+};
+static __device__ __forceinline__ const float *a_of(const struct run &u, int m)
+{
+    return m ? u.more_a[m - 1] : u.a;
+}
+
+struct hidden {                 /* h of each product of a group */
+    float *p[GROUP];
+    int64_t ld[GROUP];
 };
 
 struct runs {                   /* passed by value */
@@ -184,8 +197,8 @@ template <int RP> static __device__ __forceinline__ void load_rows(float (*s)[XP
     }
 }
 
-/* 64 rows [k0, ..) of K x RP columns (nr of them real) of w. */
-template <int RP> static __device__ __forceinline__ void load_cols(float (*s)[RP + 4], const float *w,
+/* 64 rows [k0, ..) of K x RP columns (nr of them real) of w, to columns [at, ..) of s. */
+template <int RP, int SP> static __device__ __forceinline__ void load_cols(float (*s)[SP], int at, const float *w,
         int64_t ld, int nr, int64_t k0, int64_t K)
 {
     if (ld % 4 == 0 && (uintptr_t)w % 16 == 0) {
@@ -193,14 +206,14 @@ template <int RP> static __device__ __forceinline__ void load_cols(float (*s)[RP
             int k = j / (RP / 4), r = j % (RP / 4) * 4;
             bool there = r < nr && k0 + k < K;
 
-            copy16(&s[k][r], there ? w + (k0 + k) * ld + r : w, there);
+            copy16(&s[k][at + r], there ? w + (k0 + k) * ld + r : w, there);
         }
     } else {
         for (int j = threadIdx.x; j < RP * KT; j += 128) {
             int k = j / RP, r = j % RP;
             bool there = r < nr && k0 + k < K;
 
-            copy4(&s[k][r], there ? w + (k0 + k) * ld + r : w, there);
+            copy4(&s[k][at + r], there ? w + (k0 + k) * ld + r : w, there);
         }
     }
 }
@@ -267,26 +280,31 @@ template <int RP, bool ROWS, bool TRANS> static __device__ __forceinline__ void 
     }
 }
 
-/* h tile [TILE, RP] = x tile . w over all k; 4 warps of 16 tokens. BY: w is b [in, rank]. */
-template <int RP, bool BY> static __global__ void __launch_bounds__(128) shrink_mma(float *h,
-        int64_t ldh, const bf16 *x, int64_t ldx, int64_t in, const __grid_constant__ struct runs q)
+/* h tile [TILE, RP] = x tile . w over all k, for each of NM products; 4 warps of 16 tokens. BY: w is
+ * b [in, rank]. */
+template <int RP, int NM, bool BY> static __global__ void __launch_bounds__(128) shrink_mma(
+        const struct hidden h, const bf16 *x, int64_t ldx, int64_t in,
+        const __grid_constant__ struct runs q)
 {
     extern __shared__ __align__(16) unsigned char smem[];
-    stage<RP, !BY> *s = (stage<RP, !BY> *)smem;
+    stage<RP * NM, !BY> *s = (stage<RP * NM, !BY> *)smem;
     int t0, t1, warp = threadIdx.x / 32, lane = threadIdx.x % 32, r0 = blockIdx.y * RP;
     const struct run &u = find(q, blockIdx.x, &t0, &t1);
     int nr = min(RP, u.r - r0), steps = (int)((in + KT - 1) / KT);
-    float acc[RP / 8][4] = {};
+    float acc[RP * NM / 8][4] = {};
 
     if (nr <= 0)
         return;
     auto load = [&](int i) {
         if (i < steps) {
-            load_x(s[i % STAGES].x, x, ldx, t0, t1, (int64_t)i * KT, in);
+            stage<RP * NM, !BY> &g = s[i % STAGES];
+
+            load_x(g.x, x, ldx, t0, t1, (int64_t)i * KT, in);
             if constexpr (BY)
-                load_cols<RP>(s[i % STAGES].w, u.b + r0, u.r, nr, (int64_t)i * KT, in);
+                load_cols<RP>(g.w, 0, u.b + r0, u.r, nr, (int64_t)i * KT, in);
             else
-                load_rows<RP>(s[i % STAGES].w, u.a + r0 * in, in, nr, (int64_t)i * KT, in);
+                for (int m = 0; m < NM; m++)
+                    load_rows<RP>(g.w + m * RP, a_of(u, m) + r0 * in, in, nr, (int64_t)i * KT, in);
         }
         copy_done();
     };
@@ -296,29 +314,31 @@ template <int RP, bool BY> static __global__ void __launch_bounds__(128) shrink_
         asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2));
         __syncthreads();
         load(i + STAGES - 1);
-        step<RP, !BY, false>(acc, s[i % STAGES]);
+        step<RP * NM, !BY, false>(acc, s[i % STAGES]);
     }
     float scale = BY ? u.scale : 1;
 #pragma unroll
-    for (int f = 0; f < RP / 8; f++)
+    for (int f = 0; f < RP * NM / 8; f++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            int t = t0 + warp * 16 + lane / 4 + e / 2 * 8, r = f * 8 + lane % 4 * 2 + e % 2;
+            int t = t0 + warp * 16 + lane / 4 + e / 2 * 8;
+            int r = f % (RP / 8) * 8 + lane % 4 * 2 + e % 2, m = f / (RP / 8);
 
             if (t < t1 && r < nr)
-                h[t * ldh + r0 + r] = scale * acc[f][e];
+                h.p[m][t * h.ld[m] + r0 + r] = scale * acc[f][e];
         }
 }
 
 enum { CHUNK = 1024 };          /* tokens whose products are summed before they meet others */
 
-/* part[chunk][c][r] = sum over the chunk's tokens of p[t, c] h[t, r]; chunks of all runs in a row. */
-template <int RP> static __global__ void __launch_bounds__(128) outer_mma(float *part, const bf16 *p,
-        int64_t ldp, int64_t C, const float *h, int64_t ldh, int ldr,
+/* part[chunk][c][m][r] = sum over the chunk's tokens of p[t, c] h of product m [t, r]; chunks of all
+ * runs in a row. */
+template <int RP, int NM> static __global__ void __launch_bounds__(128) outer_mma(float *part,
+        const bf16 *p, int64_t ldp, int64_t C, const struct hidden h, int ldr,
         const __grid_constant__ struct runs q)
 {
     extern __shared__ __align__(16) unsigned char smem[];
-    stage<RP, false> *s = (stage<RP, false> *)smem;
+    stage<RP * NM, false> *s = (stage<RP * NM, false> *)smem;
     int chunk = blockIdx.x, i = 0, warp = threadIdx.x / 32, lane = threadIdx.x % 32, t0, t1;
     int64_t c0 = blockIdx.y * (int64_t)KT;
     int r0 = blockIdx.z * RP;
@@ -333,7 +353,7 @@ template <int RP> static __global__ void __launch_bounds__(128) outer_mma(float 
     t0 = q.run[i].t0 + chunk * CHUNK;
     t1 = min(t0 + CHUNK, q.run[i].t1);
     int nr = min(RP, q.run[i].r - r0), steps = (t1 - t0 + KT - 1) / KT;
-    float acc[RP / 8][4] = {};
+    float acc[RP * NM / 8][4] = {};
 
     if (nr <= 0)
         return;
@@ -342,7 +362,8 @@ template <int RP> static __global__ void __launch_bounds__(128) outer_mma(float 
             int t = t0 + n * KT;
 
             load_x(s[n % STAGES].x, p, ldp, t, t1, c0, C);
-            load_cols<RP>(s[n % STAGES].w, h + r0, ldh, nr, t, t1);
+            for (int m = 0; m < NM; m++)
+                load_cols<RP>(s[n % STAGES].w, m * RP, h.p[m] + r0, h.ld[m], nr, t, t1);
         }
         copy_done();
     };
@@ -352,48 +373,52 @@ template <int RP> static __global__ void __launch_bounds__(128) outer_mma(float 
         asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2));
         __syncthreads();
         load(n + STAGES - 1);
-        step<RP, false, true>(acc, s[n % STAGES]);
+        step<RP * NM, false, true>(acc, s[n % STAGES]);
     }
 #pragma unroll
-    for (int f = 0; f < RP / 8; f++)
+    for (int f = 0; f < RP * NM / 8; f++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             int64_t c = c0 + warp * 16 + lane / 4 + e / 2 * 8;
-            int r = f * 8 + lane % 4 * 2 + e % 2;
+            int r = f % (RP / 8) * 8 + lane % 4 * 2 + e % 2, m = f / (RP / 8);
 
             if (c < C && r < nr)
-                part[(blockIdx.x * C + c) * ldr + r0 + r] = acc[f][e];
+                part[((blockIdx.x * C + c) * NM + m) * ldr + r0 + r] = acc[f][e];
         }
 }
 
-/* Adds the chunks of a run in order. */
+/* Adds the chunks of a run in order; blockIdx.z is the product. */
 template <bool BY> static __global__ void outer_join(const float *part, int64_t C, int ldr,
         const __grid_constant__ struct runs q)
 {
     int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x, chunk = 0;
     const struct run &u = q.run[blockIdx.y];
     int64_t n = (u.t1 - u.t0 + CHUNK - 1) / CHUNK;
+    int m = blockIdx.z, nm = gridDim.z;
+    float *g = BY ? u.db : m ? u.more_da[m - 1] : u.da, sum = 0;
 
     for (int k = 0; k < (int)blockIdx.y; k++)
         chunk += (q.run[k].t1 - q.run[k].t0 + CHUNK - 1) / CHUNK;
-    if (i >= C * u.r || !(BY ? u.db : u.da))
+    if (i >= C * u.r || !g)
         return;
     int64_t c = BY ? i / u.r : i % C;
     int r = (int)(BY ? i % u.r : i / C);
-    float sum = 0;
 
     for (int64_t k = 0; k < n; k++)
-        sum += part[((chunk + k) * C + c) * ldr + r];
-    (BY ? u.db : u.da)[i] += BY ? u.scale * sum : sum;
+        sum += part[(((chunk + k) * C + c) * nm + m) * ldr + r];
+    g[i] += BY ? u.scale * sum : sum;
 }
 
 enum { OT = 128, OP = 68, ALONG = 8 };  /* columns of y at a time, a padded half row of them, tiles */
+enum { KEPT = 6 };              /* steps of 16 ranks whose factor shared memory keeps */
 
 /* The factor's columns [o0, o0 + OT), ranks [r0, r0 + 16), as operands of the products: for each 8
  * columns two words a lane. BY: w is b [out, rank], else a [rank, out]. */
 template <bool BY> static __device__ __forceinline__ void load_w(uint32_t (*s)[32][2],
-        const struct run &u, int64_t out, int64_t o0, int r0)
+        const struct run &u, int m, int64_t out, int64_t o0, int r0)
 {
+    const float *w = BY ? u.b : a_of(u, m);
+
     for (int j = threadIdx.x; j < OT / 8 * 32; j += 128) {
         int f = j / 32, lane = j % 32;
         int64_t o = o0 + f * 8 + lane / 4;
@@ -403,19 +428,19 @@ template <bool BY> static __device__ __forceinline__ void load_w(uint32_t (*s)[3
         for (int e = 0; e < 4; e++) {
             int r = r0 + lane % 4 * 2 + e % 2 + e / 2 * 8;
 
-            v[e] = o < out && r < u.r ? (BY ? u.b[o * u.r + r] : u.a[r * out + o]) : 0;
+            v[e] = o < out && r < u.r ? (BY ? w[o * u.r + r] : w[r * out + o]) : 0;
         }
         *(uint2 *)s[f][lane] = make_uint2(pair(v[0], v[1]), pair(v[2], v[3]));
     }
 }
 
-/* y tile [TILE, OT] = res + bias + s * h tile . w; 4 warps of 16 tokens, ALONG tiles one after the
- * other. res and bias may be NULL, res may be y. */
-template <bool BY> static __global__ void __launch_bounds__(128) expand_mma(bf16 *y, int64_t ldy,
-        const bf16 *res, int64_t ldres, const float *bias, const float *h, int64_t ldh, int64_t out,
-        const __grid_constant__ struct runs q)
+/* y tile [TILE, OT] = res + bias + s * sum over NM products of h tile . w; 4 warps of 16 tokens, ALONG
+ * tiles one after the other. res and bias may be NULL, res may be y. */
+template <int NM, bool BY> static __global__ void __launch_bounds__(128) expand_mma(bf16 *y,
+        int64_t ldy, const bf16 *res, int64_t ldres, const float *bias, const struct hidden h,
+        int64_t out, const __grid_constant__ struct runs q)
 {
-    __shared__ __align__(16) uint32_t ws[OT / 8][32][2];
+    __shared__ __align__(16) uint32_t ws[KEPT][OT / 8][32][2];
     __shared__ __align__(16) float os[4][16][OP];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, k2 = lane % 4 * 2;
     int64_t o0 = blockIdx.y * (int64_t)OT;
@@ -424,29 +449,38 @@ template <bool BY> static __global__ void __launch_bounds__(128) expand_mma(bf16
     for (int tile = blockIdx.x * ALONG; tile < min(q.tiles, (int)(blockIdx.x + 1) * ALONG); tile++) {
         int t0, t1;
         const struct run &u = find(q, tile, &t0, &t1);
+        int each = (u.r + 15) / 16, steps = each * NM;
         float acc[OT / 8][4] = {}, s = BY ? u.scale : 1;
 
-        for (int r0 = 0; r0 < u.r; r0 += 16) {
+        if (&u != last && steps <= KEPT) {
+            __syncthreads();
+            for (int i = 0; i < steps; i++)
+                load_w<BY>(ws[i], u, i / each, out, o0, i % each * 16);
+            __syncthreads();
+            last = &u;
+        }
+        for (int i = 0; i < steps; i++) {
+            int m = i / each, r0 = i % each * 16;
             uint32_t a[4];
 
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 int t = t0 + warp * 16 + g + e % 2 * 8, r = r0 + k2 + e / 2 * 8;
-                const float *p = h + t * ldh + r;
+                const float *p = h.p[m] + t * h.ld[m] + r;
 
                 a[e] = pair(t < t1 && r < u.r ? p[0] : 0, t < t1 && r + 1 < u.r ? p[1] : 0);
             }
-            if (&u != last || u.r > 16) {
+            if (steps > KEPT) {
                 __syncthreads();
-                load_w<BY>(ws, u, out, o0, r0);
+                load_w<BY>(ws[0], u, m, out, o0, r0);
                 __syncthreads();
-                last = &u;
             }
+            const uint32_t (*w)[32][2] = ws[steps > KEPT ? 0 : i];
 #pragma unroll
             for (int f = 0; f < OT / 8; f++) {
-                uint2 w = *(const uint2 *)ws[f][lane];
+                uint2 b = *(const uint2 *)w[f][lane];
 
-                mma(acc[f], a, w.x, w.y);
+                mma(acc[f], a, b.x, b.y);
             }
         }
 #pragma unroll
@@ -550,68 +584,94 @@ template <class K, class... P> static void launch(struct cu_dev *d, K kernel, di
     kernel<<<grid, 128, smem, d->stream>>>(p...);
 }
 
-template <bool BY> static void shrink(struct cu_dev *d, float *h, int64_t ldh,
+static struct hidden hidden(const struct tw_tensor *h)
+{
+    struct hidden g = {};
+
+    g.p[0] = (float *)h->data;
+    g.ld[0] = h->ld;
+    return g;
+}
+
+template <bool BY> static void shrink(struct cu_dev *d, const struct tw_tensor *h,
         const struct tw_tensor *x, const struct runs &q, int max_r)
 {
     if (cores(q, x)) {
-        CU_RANK(max_r, launch(d, shrink_mma<RP, BY>, dim3((unsigned)q.tiles,
-                    (unsigned)cu_div(max_r, RP)), sizeof(stage<RP, !BY>) * STAGES, h, ldh,
+        CU_RANK(max_r, launch(d, shrink_mma<RP, 1, BY>, dim3((unsigned)q.tiles,
+                    (unsigned)cu_div(max_r, RP)), sizeof(stage<RP, !BY>) * STAGES, hidden(h),
                     (const bf16 *)x->data, x->ld, x->cols, q));
     } else {
         dim3 grid((unsigned)q.tiles, q.tiles < 64 ? 16 : 1);
 
-        CU_ACT(x->dtype, shrink_plain<A, BY><<<grid, 256, 0, d->stream>>>(h, ldh, (const A *)x->data,
-                    x->ld, x->cols, q));
+        CU_ACT(x->dtype, shrink_plain<A, BY><<<grid, 256, 0, d->stream>>>((float *)h->data, h->ld,
+                    (const A *)x->data, x->ld, x->cols, q));
     }
     CU_DONE(d, "lora shrink");
 }
 
 /* y = res + bias + s h w^T, on tensor cores */
-template <bool BY> static void add_to(struct cu_dev *d, struct tw_tensor *y, const bf16 *res,
-        int64_t ldres, const float *bias, const float *h, int64_t ldh, const struct runs &q)
+template <int NM, bool BY> static void add_to(struct cu_dev *d, struct tw_tensor *y, const bf16 *res,
+        int64_t ldres, const float *bias, const struct hidden &h, const struct runs &q)
 {
-    expand_mma<BY><<<dim3((unsigned)cu_div(q.tiles, ALONG), (unsigned)cu_div(y->cols, OT)), 128, 0,
-            d->stream>>>((bf16 *)y->data, y->ld, res, ldres, bias, h, ldh, y->cols, q);
+    expand_mma<NM, BY><<<dim3((unsigned)cu_div(q.tiles, ALONG), (unsigned)cu_div(y->cols, OT)), 128, 0,
+            d->stream>>>((bf16 *)y->data, y->ld, res, ldres, bias, h, y->cols, q);
     CU_DONE(d, "lora expand");
 }
 
 /* y += s h w^T */
-template <bool BY> static void expand(struct cu_dev *d, struct tw_tensor *y, const float *h,
-        int64_t ldh, const struct runs &q)
+template <bool BY> static void expand(struct cu_dev *d, struct tw_tensor *y, const struct tw_tensor *h,
+        const struct runs &q)
 {
     if (cores(q, y))
-        add_to<BY>(d, y, (const bf16 *)y->data, y->ld, NULL, h, ldh, q);
+        add_to<1, BY>(d, y, (const bf16 *)y->data, y->ld, NULL, hidden(h), q);
     else
         CU_ACT(y->dtype, expand_plain<A, BY><<<dim3((unsigned)q.tiles,
-                    (unsigned)cu_div(y->cols, 128)), 128, 0, d->stream>>>((A *)y->data, y->ld, h, ldh,
-                    y->cols, q));
+                    (unsigned)cu_div(y->cols, 128)), 128, 0, d->stream>>>((A *)y->data, y->ld,
+                    (const float *)h->data, h->ld, y->cols, q));
     CU_DONE(d, "lora expand");
 }
 
-template <bool BY> static void outer(struct cu_dev *d, const struct tw_tensor *p, const float *h,
-        int64_t ldh, const struct runs &q, int max_r)
+template <int RP, int NM, bool BY> static void outer_cores(struct cu_dev *d,
+        const struct tw_tensor *p, const struct hidden &h, const struct runs &q, int max_r)
 {
     int64_t C = p->cols, chunks = 0;
+    float *part;
 
-    if (!cores(q, p)) {
-        for (int i = 0; i < q.n; i++)
-            if (BY ? q.run[i].db : q.run[i].da)
-                CU_ACT(p->dtype, outer_plain<A, BY><<<dim3((unsigned)cu_div(C, 64),
-                            (unsigned)q.run[i].r), 64, 0, d->stream>>>((const A *)p->data, p->ld, C, h,
-                            ldh, q.run[i]));
-        CU_DONE(d, "lora outer");
+    for (int i = 0; i < q.n; i++)
+        chunks += cu_div(q.run[i].t1 - q.run[i].t0, CHUNK);
+    part = (float *)cu_scratch(d, CU_S_PART, (size_t)(chunks * C * max_r * NM) * 4);
+    if (!part)
+        return;
+    launch(d, outer_mma<RP, NM>, dim3((unsigned)chunks, (unsigned)cu_div(C, KT),
+                (unsigned)cu_div(max_r, RP)), sizeof(stage<RP * NM, false>) * STAGES, part,
+            (const bf16 *)p->data, p->ld, C, h, max_r, q);
+    outer_join<BY><<<dim3((unsigned)cu_div(C * max_r, 256), (unsigned)q.n, NM), 256, 0, d->stream>>>(
+            part, C, max_r, q);
+    CU_DONE(d, "lora outer");
+}
+
+/* Ranks up to 32. */
+template <int NM> static void outer_group(struct cu_dev *d, const struct tw_tensor *p,
+        const struct hidden &h, const struct runs &q, int max_r)
+{
+    if (max_r <= 16)
+        outer_cores<16, NM, false>(d, p, h, q, max_r);
+    else
+        outer_cores<32, NM, false>(d, p, h, q, max_r);
+}
+
+template <bool BY> static void outer(struct cu_dev *d, const struct tw_tensor *p,
+        const struct tw_tensor *h, const struct runs &q, int max_r)
+{
+    if (cores(q, p)) {
+        CU_RANK(max_r, outer_cores<RP, 1, BY>(d, p, hidden(h), q, max_r));
         return;
     }
     for (int i = 0; i < q.n; i++)
-        chunks += cu_div(q.run[i].t1 - q.run[i].t0, CHUNK);
-    float *part = (float *)cu_scratch(d, CU_S_PART, (size_t)(chunks * C * max_r) * 4);
-    if (!part)
-        return;
-    CU_RANK(max_r, launch(d, outer_mma<RP>, dim3((unsigned)chunks, (unsigned)cu_div(C, KT),
-                (unsigned)cu_div(max_r, RP)), sizeof(stage<RP, false>) * STAGES, part,
-                (const bf16 *)p->data, p->ld, C, h, ldh, max_r, q));
-    outer_join<BY><<<dim3((unsigned)cu_div(C * max_r, 256), (unsigned)q.n), 256, 0, d->stream>>>(part,
-            C, max_r, q);
+        if (BY ? q.run[i].db : q.run[i].da)
+            CU_ACT(p->dtype, outer_plain<A, BY><<<dim3((unsigned)cu_div(p->cols, 64),
+                        (unsigned)q.run[i].r), 64, 0, d->stream>>>((const A *)p->data, p->ld, p->cols,
+                        (const float *)h->data, h->ld, q.run[i]));
     CU_DONE(d, "lora outer");
 }
 
@@ -646,8 +706,8 @@ static void d_lora(struct tw_dev *dev, struct tw_tensor *y, struct tw_tensor *h,
 
         if (!q.n || !xd.data)
             continue;
-        shrink<false>(d, (float *)h->data, h->ld, &xd, q, max_r);
-        expand<true>(d, y, (const float *)h->data, h->ld, q);
+        shrink<false>(d, h, &xd, q, max_r);
+        expand<true>(d, y, h, q);
     }
 }
 
@@ -656,7 +716,6 @@ static void d_lora_bwd(struct tw_dev *dev, struct tw_tensor *dx, struct tw_tenso
         const struct tw_lora_ctx *c)
 {
     struct cu_dev *d = cu(dev);
-    float *dh = (float *)scratch->data;
     int max_r;
 
     for (int64_t at = 0; at < c->nrun;) {
@@ -665,11 +724,11 @@ static void d_lora_bwd(struct tw_dev *dev, struct tw_tensor *dx, struct tw_tenso
 
         if (!q.n || !xd.data)
             continue;
-        outer<true>(d, dy, (const float *)h->data, h->ld, q, max_r);
-        shrink<true>(d, dh, scratch->ld, dy, q, max_r);
-        outer<false>(d, &xd, dh, scratch->ld, q, max_r);
+        outer<true>(d, dy, h, q, max_r);
+        shrink<true>(d, scratch, dy, q, max_r);
+        outer<false>(d, &xd, scratch, q, max_r);
         if (dx)
-            expand<false>(d, dx, dh, scratch->ld, q);
+            expand<false>(d, dx, scratch, q);
     }
 }
 
@@ -700,9 +759,9 @@ static void d_lora_linear(struct tw_dev *dev, struct tw_tensor *y, struct tw_ten
     struct tw_tensor xd = dropped(d, x, q);
     if (!xd.data)
         return;
-    shrink<false>(d, (float *)h->data, h->ld, &xd, q, max_r);
-    add_to<true>(d, y, res ? (const bf16 *)res->data : NULL, res ? res->ld : 0, bias,
-            (const float *)h->data, h->ld, q);
+    shrink<false>(d, h, &xd, q, max_r);
+    add_to<1, true>(d, y, res ? (const bf16 *)res->data : NULL, res ? res->ld : 0, bias, hidden(h),
+            q);
     cu_nt(d, &p);
 }
 
@@ -711,7 +770,6 @@ static void d_lora_linear_bwd(struct tw_dev *dev, struct tw_tensor *dx, bool add
         const struct tw_tensor *h, const struct tw_mat *w, const struct tw_lora_ctx *c)
 {
     struct cu_dev *d = cu(dev);
-    float *dh = (float *)scratch->data;
     int64_t at = 0;
     int max_r;
     struct runs q = gather(c, &at, &max_r);
@@ -726,11 +784,120 @@ static void d_lora_linear_bwd(struct tw_dev *dev, struct tw_tensor *dx, bool add
     struct tw_tensor xd = dropped(d, x, q);
     if (!xd.data)
         return;
-    outer<true>(d, dy, (const float *)h->data, h->ld, q, max_r);
-    shrink<true>(d, dh, scratch->ld, dy, q, max_r);
-    outer<false>(d, &xd, dh, scratch->ld, q, max_r);
-    add_to<false>(d, dx, add ? (const bf16 *)dx->data : NULL, dx->ld, NULL, dh, scratch->ld, q);
+    outer<true>(d, dy, h, q, max_r);
+    shrink<true>(d, scratch, dy, q, max_r);
+    outer<false>(d, &xd, scratch, q, max_r);
+    add_to<1, false>(d, dx, add ? (const bf16 *)dx->data : NULL, dx->ld, NULL, hidden(scratch), q);
     cu_nn(d, &p);
+}
+
+/* Whether the products of a group can share their launches: the same tokens and ranks, no dropout
+ * (whose masks are a product's own), all of it on tensor cores. Q is then of all of them. */
+static bool together(struct runs &q, int *max_r, const struct tw_lora_one *one, int n,
+        const struct tw_tensor *x)
+{
+    int64_t at = 0;
+
+    q = gather(one[0].c, &at, max_r);
+    if (n < 2 || n > GROUP || *max_r > 32 || !whole(q, one[0].c, at, x, one[0].y))
+        return false;
+    for (int i = 0; i < q.n; i++)
+        if (q.run[i].drop > 0)
+            return false;
+    for (int m = 1; m < n; m++) {
+        int64_t from = 0;
+        int r;
+        struct runs o = gather(one[m].c, &from, &r);
+
+        if (from != one[m].c->nrun || o.n != q.n || !cores(o, one[m].y))
+            return false;
+        for (int i = 0; i < q.n; i++) {
+            if (o.run[i].t0 != q.run[i].t0 || o.run[i].t1 != q.run[i].t1 || o.run[i].r != q.run[i].r)
+                return false;
+            q.run[i].more_a[m - 1] = o.run[i].a;
+            q.run[i].more_da[m - 1] = o.run[i].da;
+        }
+    }
+    return true;
+}
+
+static void d_lora_group(struct tw_dev *dev, struct tw_lora_one *one, int n,
+        const struct tw_tensor *x)
+{
+    struct cu_dev *d = cu(dev);
+    struct hidden h = {};
+    struct runs q;
+    int max_r;
+
+    if (!together(q, &max_r, one, n, x)) {
+        for (int m = 0; m < n; m++)
+            d_lora_linear(dev, one[m].y, one[m].h, x, one[m].w, one[m].bias, NULL, one[m].c);
+        return;
+    }
+    for (int m = 0; m < n; m++)
+        h.p[m] = (float *)one[m].h->data, h.ld[m] = one[m].h->ld;
+#define SHRINK(RP, NM) launch(d, shrink_mma<RP, NM, false>, dim3((unsigned)q.tiles,                    \
+            (unsigned)cu_div(max_r, RP)), sizeof(stage<RP * NM, true>) * STAGES, h,                    \
+            (const bf16 *)x->data, x->ld, x->cols, q)
+    if (max_r <= 16) {
+        if (n == 3) SHRINK(16, 3); else SHRINK(16, 2);
+    } else {
+        if (n == 3) SHRINK(32, 3); else SHRINK(32, 2);
+    }
+#undef SHRINK
+    CU_DONE(d, "lora shrink");
+    for (int m = 0; m < n; m++) {
+        struct tw_tensor *y = one[m].y;
+        const struct tw_mat *w = one[m].w;
+        int64_t at = 0;
+        struct runs o = gather(one[m].c, &at, &max_r);
+        struct cu_mm p = { y->rows, w->rows, w->cols, x->data, w->data, NULL, y->data, x->ld, w->cols,
+            y->ld, w->dtype, y->dtype, 1, 1 };
+
+        add_to<1, true>(d, y, NULL, 0, one[m].bias, hidden(one[m].h), o);
+        cu_nt(d, &p);
+    }
+}
+
+static void d_lora_group_bwd(struct tw_dev *dev, struct tw_tensor *dx, bool add,
+        struct tw_lora_one *one, int n, const struct tw_tensor *x)
+{
+    struct cu_dev *d = cu(dev);
+    struct hidden dh = {};
+    struct runs q;
+    int max_r;
+    bool ok = cu_vec8(dx, dx->cols) && together(q, &max_r, one, n, x);
+
+    for (int m = n - 1; m >= 0 && !ok; m--) {
+        d_lora_linear_bwd(dev, dx, add, one[m].scratch, one[m].y, x, one[m].h, one[m].w, one[m].c);
+        add = true;
+    }
+    if (!ok)
+        return;
+    for (int m = 0; m < n; m++) {
+        int64_t at = 0;
+        struct runs o = gather(one[m].c, &at, &max_r);
+
+        dh.p[m] = (float *)one[m].scratch->data, dh.ld[m] = one[m].scratch->ld;
+        outer<true>(d, one[m].y, one[m].h, o, max_r);
+        shrink<true>(d, one[m].scratch, one[m].y, o, max_r);
+    }
+    const bf16 *res = add ? (const bf16 *)dx->data : NULL;
+    if (n == 3) {
+        outer_group<3>(d, x, dh, q, max_r);
+        add_to<3, false>(d, dx, res, dx->ld, NULL, dh, q);
+    } else {
+        outer_group<2>(d, x, dh, q, max_r);
+        add_to<2, false>(d, dx, res, dx->ld, NULL, dh, q);
+    }
+    for (int m = n - 1; m >= 0; m--) {
+        const struct tw_tensor *dy = one[m].y;
+        const struct tw_mat *w = one[m].w;
+        struct cu_mm p = { dx->rows, w->cols, w->rows, dy->data, w->data, NULL, dx->data, dy->ld,
+            w->cols, dx->ld, w->dtype, dx->dtype, 1, 1 };
+
+        cu_nn(d, &p);
+    }
 }
 
 void cu_lora_ops(struct tw_ops *o)
@@ -739,4 +906,6 @@ void cu_lora_ops(struct tw_ops *o)
     o->lora_bwd = d_lora_bwd;
     o->lora_linear = d_lora_linear;
     o->lora_linear_bwd = d_lora_linear_bwd;
+    o->lora_group = d_lora_group;
+    o->lora_group_bwd = d_lora_group_bwd;
 }

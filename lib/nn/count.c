@@ -139,6 +139,23 @@ static void c_lora_bwd(struct tw_dev *d, struct tw_tensor *dx, struct tw_tensor 
     flops(d, 2 * lora_flops(c, x->cols, dy->cols));
 }
 
+static void c_lora_group(struct tw_dev *d, struct tw_lora_one *one, int n, const struct tw_tensor *x)
+{
+    for (int i = 0; i < n; i++) {
+        c_linear(d, one[i].y, x, one[i].w, one[i].bias, NULL);
+        c_lora(d, one[i].y, one[i].h, x, one[i].c);
+    }
+}
+
+static void c_lora_group_bwd(struct tw_dev *d, struct tw_tensor *dx, bool add,
+        struct tw_lora_one *one, int n, const struct tw_tensor *x)
+{
+    for (int i = 0; i < n; i++) {
+        c_linear_dx(d, dx, add, one[i].y, one[i].w);
+        c_lora_bwd(d, dx, one[i].scratch, one[i].y, x, one[i].h, one[i].c);
+    }
+}
+
 static void c_rope(struct tw_dev *d, struct tw_tensor *x, int64_t nheads, int64_t hd,
         const struct tw_rope *r, int sign)
 {
@@ -303,6 +320,10 @@ struct tw_dev *tw_count_open(const struct tw_dev *dev, struct tw_err *err)
 
     c->ops = table;
     c->ops.low_act = tw_ops(dev)->low_act;
+    if (tw_ops(dev)->lora_group) {      /* what is kept at one time follows from it */
+        c->ops.lora_group = c_lora_group;
+        c->ops.lora_group_bwd = c_lora_group_bwd;
+    }
     c->head.ops = &c->ops;
     c->like = dev;
     return (struct tw_dev *)c;

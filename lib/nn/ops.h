@@ -49,6 +49,15 @@ struct tw_lora_ctx {
     uint32_t module;
 };
 
+/* One of several products with LoRA that have one input. */
+struct tw_lora_one {
+    struct tw_tensor *y, *h;        /* backward: y is dy, overwritten by nobody */
+    struct tw_tensor *scratch;      /* backward only */
+    const struct tw_mat *w;
+    const float *bias;
+    const struct tw_lora_ctx *c;
+};
+
 /* Tokens whose keys and values the device keeps in one block of a decode state. */
 #define TW_KV_BLOCK 32
 
@@ -181,6 +190,13 @@ struct tw_ops {
     void (*lora_linear_bwd)(struct tw_dev *d, struct tw_tensor *dx, bool add,
             struct tw_tensor *scratch, const struct tw_tensor *dy, const struct tw_tensor *x,
             const struct tw_tensor *h, const struct tw_mat *w, const struct tw_lora_ctx *c);
+
+    /* lora_linear() of N <= 3 products of one input, without residuals, and the backward: dx is of
+     * all of them, added to when `add`; each has its own dy, h, scratch. NULL, both: callers do one
+     * after the other. */
+    void (*lora_group)(struct tw_dev *d, struct tw_lora_one *one, int n, const struct tw_tensor *x);
+    void (*lora_group_bwd)(struct tw_dev *d, struct tw_tensor *dx, bool add,
+            struct tw_lora_one *one, int n, const struct tw_tensor *x);
 
     /* In place, on nheads heads of hd each in x [T, nheads * hd]; sign -1 is the backward. */
     void (*rope)(struct tw_dev *d, struct tw_tensor *x, int64_t nheads, int64_t hd,

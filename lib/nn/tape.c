@@ -174,6 +174,75 @@ struct tw_var *tw_t_linear(struct tw_tape *t, struct tw_var *x, struct tw_weight
     return y;
 }
 
+/* Back through several products of one input. */
+static void group_back(struct tw_tape *t, struct tw_op *op)
+{
+    struct tw_lora_one one[TW_GROUP];
+    struct tw_lora_ctx c[TW_GROUP];
+    struct tw_tensor *dx, scratch[TW_GROUP];
+    size_t top;
+    bool add;
+    int n = (int)op->n;
+
+    for (int i = 0; i < n; i++)
+        if (op->group[i].w->dw.data)
+            t->ops->linear_dw(t->dev, &op->group[i].w->dw, op->group[i].w->bias ?
+                    op->group[i].w->bias->dw.data : NULL, &op->group[i].y->g, &op->x->v);
+    dx = tw_var_grad(t, op->x, &add);
+    top = t->st->top;
+    for (int i = 0; i < n; i++) {
+        struct tw_group *g = &op->group[i];
+
+        c[i] = lora_ctx(t, g->w);
+        scratch[i] = tw_stack_tensor(t->st, TW_F32, t->b->T, t->b->max_r);
+        one[i] = (struct tw_lora_one){ .y = &g->y->g, .h = &g->h, .scratch = &scratch[i],
+            .w = &g->w->w, .c = &c[i] };
+    }
+    t->ops->lora_group_bwd(t->dev, dx, add, one, n, &op->x->v);
+    t->st->top = top;
+}
+
+/* Whether all of them have an adapter in this batch, and the device takes them at once. */
+static bool grouped(struct tw_tape *t, struct tw_weight *const *w, int n)
+{
+    bool all = t->ops->lora_group;
+
+    for (int i = 0; all && i < n; i++)
+        all = lora_ctx(t, w[i]).nrun > 0;
+    return all;
+}
+
+void tw_t_linears(struct tw_tape *t, struct tw_var *x, struct tw_weight *const *w, int n,
+        struct tw_var **y)
+{
+    struct tw_group *g;
+    struct tw_lora_one one[TW_GROUP];
+    struct tw_lora_ctx c[TW_GROUP];
+    struct tw_op *op;
+
+    assert(n <= TW_GROUP);
+    if (!grouped(t, w, n)) {
+        for (int i = 0; i < n; i++)
+            y[i] = tw_t_linear(t, x, w[i], NULL, NULL);
+        return;
+    }
+    g = tw_arena_alloc(t->host, (size_t)n * sizeof *g);
+    for (int i = 0; i < n; i++) {
+        c[i] = lora_ctx(t, w[i]);
+        y[i] = tw_var_new(t, x->v.rows, w[i]->w.rows);
+        g[i] = (struct tw_group){ .y = y[i], .w = w[i],
+            .h = tw_stack_tensor(t->st, TW_F32, t->b->T, t->b->max_r) };
+        one[i] = (struct tw_lora_one){ .y = &y[i]->v, .h = &g[i].h, .w = &w[i]->w,
+            .bias = w[i]->bias ? w[i]->bias->w.data : NULL, .c = &c[i] };
+    }
+    t->ops->lora_group(t->dev, one, n, &x->v);
+    op = note(t, group_back, y[0], x);
+    if (op) {
+        op->group = g;
+        op->n = n;
+    }
+}
+
 static void rope_back(struct tw_tape *t, struct tw_op *op)
 {
     t->ops->rope(t->dev, &op->y->g, op->heads, op->n, &t->rope, -1);

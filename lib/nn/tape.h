@@ -11,6 +11,13 @@ struct tw_var {
     bool wrote;                 /* g holds a gradient: what comes next adds */
 };
 
+#define TW_GROUP 3              /* the most products that share an input */
+struct tw_group {
+    struct tw_var *y;
+    struct tw_weight *w;
+    struct tw_tensor h;
+};
+
 struct tw_op;
 typedef void tw_bwd_fn(struct tw_tape *t, struct tw_op *op);
 struct tw_op {
@@ -21,6 +28,7 @@ struct tw_op {
     float *save;                /* rstd or lse */
     int64_t n, heads;
     struct tw_attn attn;
+    struct tw_group *group;
     struct tw_op *prev;
 };
 
@@ -48,6 +56,9 @@ struct tw_var *tw_t_norm(struct tw_tape *t, struct tw_var *x, struct tw_weight *
 /* x W^T + bias + LoRA (+ res), into OUT when not NULL. OUT may be RES when nothing is recorded. */
 struct tw_var *tw_t_linear(struct tw_tape *t, struct tw_var *x, struct tw_weight *w,
         struct tw_var *res, struct tw_var *out);
+/* y[i] = x W[i]^T + bias + LoRA for N <= TW_GROUP products of one input. */
+void tw_t_linears(struct tw_tape *t, struct tw_var *x, struct tw_weight *const *w, int n,
+        struct tw_var **y);
 /* Heads of x normalised by w (NULL: not), then rotated. */
 struct tw_var *tw_t_norm_rope(struct tw_tape *t, struct tw_var *x, struct tw_weight *w, int64_t heads);
 void tw_t_rope(struct tw_tape *t, struct tw_var *x, int64_t heads); /* in place */

@@ -457,6 +457,78 @@ static void lora_case(int64_t T, int64_t in, int64_t out, const int64_t *rank, i
     done(&x), done(&y), done(&dy), done(&dx), done(&h), done(&s), done(&w), done(&bias);
 }
 
+/* Products of one input at once, against one after the other on the CPU. */
+static void group_case(int64_t T, int n, const int64_t *out, int64_t r, int nrun, bool drop)
+{
+    int64_t in = 128;
+    struct both x = tensor(T, in, 8, false, 1), dx = tensor(T, in, 0, false, 1);
+    struct both y[3], dy[3], w[3], bias[3], h[3], s[3], a[3][2], b[3][2], da[3][2], db[3][2];
+    struct tw_lora_run rc[3][2], rg[3][2];
+    struct tw_lora_ctx cc[3], cg[3];
+    struct tw_lora_one one[3];
+    enum tw_dtype keep = act;
+    uint64_t *key = tw_xcalloc((size_t)T, 8);
+    void *kc = put(cpu, key, (size_t)T * 8), *kg = put(gpu, key, (size_t)T * 8);
+
+    for (int m = 0; m < n; m++) {
+        y[m] = tensor(T, out[m], 0, true, 1), dy[m] = tensor(T, out[m], 8, false, 1);
+        w[m] = matrix(out[m], in, act), bias[m] = vector(out[m], false);
+        act = TW_F32;
+        h[m] = tensor(T, r, 0, true, 1), s[m] = tensor(T, r, 0, true, 1);
+        act = keep;
+        for (int i = 0; i < nrun; i++) {
+            a[m][i] = vector(r * in, false), b[m][i] = vector(out[m] * r, false);
+            da[m][i] = vector(r * in, false), db[m][i] = vector(out[m] * r, false);
+            rc[m][i] = (struct tw_lora_run){ T * i / nrun, T * (i + 1) / nrun, a[m][i].c.data,
+                b[m][i].c.data, da[m][i].c.data, db[m][i].c.data, r, 0.5f, drop ? 0.2f : 0 };
+            rg[m][i] = rc[m][i];
+            rg[m][i].a = a[m][i].g.data, rg[m][i].b = b[m][i].g.data;
+            rg[m][i].da = da[m][i].g.data, rg[m][i].db = db[m][i].g.data;
+        }
+        cc[m] = (struct tw_lora_ctx){ rc[m], nrun, drop ? kc : NULL, (uint32_t)m };
+        cg[m] = (struct tw_lora_ctx){ rg[m], nrun, drop ? kg : NULL, (uint32_t)m };
+        one[m] = (struct tw_lora_one){ &y[m].g, &h[m].g, &s[m].g, &w[m].mg, bias[m].g.data, &cg[m] };
+        C(linear, &y[m].c, &x.c, &w[m].mc, bias[m].c.data, NULL);
+        C(lora, &y[m].c, &h[m].c, &x.c, &cc[m]);
+    }
+    G(lora_group, one, n, &x.g);
+    for (int m = 0; m < n; m++)
+        same(&y[m], "lora_group");
+    for (int add = 1; add >= 0; add--) {
+        for (int m = n - 1; m >= 0; m--) {
+            one[m].y = &dy[m].g;
+            C(linear_dx, &dx.c, add || m < n - 1, &dy[m].c, &w[m].mc);
+            C(lora_bwd, &dx.c, &s[m].c, &dy[m].c, &x.c, &h[m].c, &cc[m]);
+        }
+        G(lora_group_bwd, &dx.g, add, one, n, &x.g);
+        same(&dx, "lora_group dx");
+    }
+    for (int m = 0; m < n; m++) {
+        for (int i = 0; i < nrun; i++) {
+            same(&da[m][i], "lora_group da"), same(&db[m][i], "lora_group db");
+            done(&a[m][i]), done(&b[m][i]), done(&da[m][i]), done(&db[m][i]);
+        }
+        done(&y[m]), done(&dy[m]), done(&w[m]), done(&bias[m]), done(&h[m]), done(&s[m]);
+    }
+    C(free, kc), G(free, kg);
+    free(key);
+    done(&x), done(&dx);
+}
+
+static void lora_groups(void)
+{
+    static const int64_t qkv[] = { 256, 128, 72 }, up[] = { 192, 192 };
+
+    group_case(600, 3, qkv, 16, 2, false);
+    group_case(600, 2, up, 16, 1, false);
+    group_case(1500, 3, qkv, 32, 2, false);
+    group_case(700, 2, up, 24, 2, false);
+    group_case(700, 3, qkv, 8, 1, true);
+    group_case(300, 2, up, 64, 1, false);
+    group_case(9, 3, qkv, 4, 1, false);
+    healthy();
+}
+
 static void loras(void)
 {
     static const int64_t r3[] = { 16, 4, 33 }, r1[] = { 8 }, r64[] = { 64, 80 };
@@ -589,6 +661,7 @@ static void all(void)
     RUN(embedding);
     RUN(heads);
     RUN(loras);
+    RUN(lora_groups);
     RUN(attention);
     RUN(decoding);
     RUN(updates);
