@@ -7,7 +7,7 @@
 /* Keys and values of the pairs (sequence, kv head) whose items are mixed: they share the L2 cache. */
 static const int64_t L2_SHARE = (int64_t)16 << 20;
 
-enum list { FWD, ROWS, KEYS };
+enum list { ROWS, KEYS };
 
 struct cu_attn {
     /* What the table on the device was made from. */
@@ -61,20 +61,24 @@ static bool same(const struct cu_attn *t, const struct tw_attn *a, bool few)
     return true;
 }
 
+/* Rows of a work item: whole queries if they fit. */
+static int64_t per(int64_t group)
+{
+    return group > ITEM ? ITEM : ITEM / group * group;
+}
+
 static int64_t tiles(const struct attn_seq *s, int64_t group, enum list kind)
 {
-    if (kind == FWD)
-        return cu_div(s->nq * group, ROWS_FWD);
-    if (s->tab >= 0)
-        return 0;               /* no backward through decode states */
-    return kind == ROWS ? cu_div(s->nq * group, ROWS_BWD) : cu_div(s->nq, ROWS_BWD);
+    if (kind == ROWS)
+        return cu_div(s->nq * group, per(group));
+    return s->tab < 0 ? cu_div(s->nq, ITEM) : 0;    /* no backward through decode states */
 }
 
 /* Lists the items of N sequences: those of pairs that fit the L2 cache together, longest first. */
 static int32_t list(struct attn_tile *to, const struct cu_attn *t, const struct attn_seq *seq,
         int64_t n, enum list kind)
 {
-    int64_t group = t->nh / t->nkv, per = kind == FWD ? ROWS_FWD : ROWS_BWD, p1;
+    int64_t group = t->nh / t->nkv, step = kind == ROWS ? per(group) : ITEM, p1;
     int32_t items = 0;
 
     for (int64_t p0 = 0; p0 < n * t->nkv; p0 = p1) {
@@ -95,7 +99,7 @@ static int32_t list(struct attn_tile *to, const struct cu_attn *t, const struct 
 
                 if (x > level)
                     to[items++] = { (int32_t)(p / t->nkv), (int32_t)(p % t->nkv),
-                            (int32_t)(per * (kind == KEYS ? x - 1 - level : level)), 0 };
+                            (int32_t)(step * (kind == KEYS ? x - 1 - level : level)), 0 };
             }
     }
     return items;
@@ -155,17 +159,18 @@ static void describe(struct cu_attn *t, struct attn_seq *seq, char **ptr, int64_
 
             if (is_few(t, s) == (few == 1)) {
                 seq[at++] = { (int32_t)s->q0, (int32_t)s->nq, (int32_t)s->past,
-                        s->block ? (int32_t)tab : -1, t->count.few_rows, {} };
+                        s->block ? (int32_t)tab : -1, !s->block || !s->past, t->count.few_rows,
+                        {} };
                 for (int64_t b = 0; b < n; b++)
                     ptr[tab + b] = (char *)t->ptr[tab + b] + (s->offset - t->seq[0].offset);
                 if (few) {
                     t->count.few++;
                     t->count.few_rows += (int32_t)s->nq;
-                    t->count.few_tiles = max(t->count.few_tiles,
-                            (int32_t)cu_div(s->nq * group, ROWS_FEW));
+                    t->count.few_most = max(t->count.few_most, (int32_t)(s->nq * group));
+                    t->count.few_tiles = (int32_t)cu_div(t->count.few_most, FEW_ROWS);
                 } else {
-                    t->count.paged |= s->block && s->nq;
-                    t->count.packed |= !s->block && s->nq;
+                    t->count.paged |= s->block && s->past && s->nq;
+                    t->count.packed |= (!s->block || !s->past) && s->nq;
                 }
                 t->count.longest = max(t->count.longest, (int32_t)s->nq);
             }
@@ -178,7 +183,7 @@ static void describe(struct cu_attn *t, struct attn_seq *seq, char **ptr, int64_
 static bool table(struct cu_dev *d, const struct tw_attn *a, bool few)
 {
     struct cu_attn *t = d->attn;
-    int64_t group = a->nh / a->nkv, items[3] = { 0, 0, 0 }, all, at;
+    int64_t group = a->nh / a->nkv, items[2] = { 0, 0 }, all;
     size_t bytes;
 
     if (same(t, a, few))
@@ -188,12 +193,12 @@ static bool table(struct cu_dev *d, const struct tw_attn *a, bool few)
         return false;
     }
     for (int64_t i = 0; i < a->nseq; i++) {
-        struct attn_seq s = { 0, (int32_t)a->seq[i].nq, 0, a->seq[i].block ? 0 : -1, 0, {} };
+        struct attn_seq s = { 0, (int32_t)a->seq[i].nq, 0, a->seq[i].block ? 0 : -1, 0, 0, {} };
 
-        for (int k = 0; k < 3 && !is_few(t, &a->seq[i]); k++)
+        for (int k = 0; k < 2 && !is_few(t, &a->seq[i]); k++)
             items[k] += tiles(&s, group, (enum list)k) * a->nkv;
     }
-    all = items[FWD] + items[ROWS] + items[KEYS];
+    all = items[ROWS] + items[KEYS];
     bytes = (size_t)a->nseq * sizeof(struct attn_seq) + (size_t)all * sizeof(struct attn_tile) +
             (size_t)t->nptr * sizeof(char *);
     if (bytes > t->host_room) {
@@ -218,18 +223,13 @@ static bool table(struct cu_dev *d, const struct tw_attn *a, bool few)
 
     memset(&t->count, 0, sizeof t->count);
     describe(t, seq, ptr, a->nseq);
-    at = 0;
-    t->count.fwd = list(tile, t, seq, t->few0, FWD);
-    at += t->count.fwd;
-    t->count.rows = list(tile + at, t, seq, t->few0, ROWS);
-    at += t->count.rows;
-    t->count.keys = list(tile + at, t, seq, t->few0, KEYS);
+    t->count.rows = list(tile, t, seq, t->few0, ROWS);
+    t->count.keys = list(tile + t->count.rows, t, seq, t->few0, KEYS);
     cu_upload(d, t->dev.p, t->host, bytes);
     t->view.seq = (const struct attn_seq *)t->dev.p;
-    t->view.fwd = (const struct attn_tile *)(t->view.seq + a->nseq);
-    t->view.rows = t->view.fwd + t->count.fwd;
+    t->view.rows = (const struct attn_tile *)(t->view.seq + a->nseq);
     t->view.keys = t->view.rows + t->count.rows;
-    t->view.blk = (char *const *)(t->view.fwd + all);
+    t->view.blk = (char *const *)(t->view.rows + all);
     t->nseq = a->nseq;
     return true;
 }
@@ -268,6 +268,7 @@ static bool begin(struct cu_dev *d, struct attn_arg *x, const struct tw_attn *a,
     x->nh = (int32_t)a->nh;
     x->nkv = (int32_t)a->nkv;
     x->group = (int32_t)group;
+    x->per = (int32_t)per(group);
     x->hd = (int32_t)a->hd;
     x->window = a->window < INT32_MAX ? (int32_t)a->window : 0;
     x->div = (uint32_t)(((1ull << 32) + (uint64_t)group - 1) / (uint64_t)group);
@@ -307,6 +308,8 @@ static void attn(struct tw_dev *dev, struct tw_tensor *o, float *lse, const stru
         return;
     }
     n.few_splits = splits(d->attn, a);
+    if (cu_attn_wg(d, &x, &n, q, k, v))
+        n.packed = false;
     cu_attn_mma(d, &x, &n);
     cu_attn_few(d, &x, &n);
 }
@@ -318,11 +321,11 @@ static void attn_bwd(struct tw_dev *dev, struct tw_tensor *dq, struct tw_tensor 
 {
     struct cu_dev *d = cu(dev);
     bool fast = a->hd % 8 == 0 && even(q) && even(k) && even(v) && even(dout) && even(dq) &&
-            even(dk) && even(dv);
+            even(dk) && even(dv) && even(o);
     struct attn_arg x;
     float *delta;
 
-    if (!a->nseq || !q->rows || !begin(d, &x, a, fast && even(o)))
+    if (!a->nseq || !q->rows || !begin(d, &x, a, fast))
         return;
     delta = (float *)cu_scratch(d, CU_S_ATTN, (size_t)(q->rows * a->nh) * sizeof *delta);
     if (!delta)
@@ -345,7 +348,9 @@ static void attn_bwd(struct tw_dev *dev, struct tw_tensor *dq, struct tw_tensor 
     x.lddv = dv->ld;
     x.lse = (float *)lse;
     x.delta = delta;
-    cu_attn_delta(d, &x, delta, q->rows, q->dtype);
+    cu_attn_delta(d, &x, delta, q->rows, q->dtype, fast);
+    if (fast && cu_attn_wg_bwd(d, &x, &d->attn->count, q, k, v, dout))
+        return;
     if (fast)
         cu_attn_mma_bwd(d, &x, &d->attn->count);
     else

@@ -13,18 +13,17 @@
 #include "cu.cuh"
 
 #define BLK TW_KV_BLOCK
-#define ROWS_FWD 128            /* rows of a work item: forward, */
-#define ROWS_BWD 64             /* backward (rows and keys), */
-#define ROWS_SIMT 32            /* the plain kernels (rows and keys) */
-#define ROWS_FEW 16             /* and few-row kernel; */
-#define FEW_MAX 64              /* up to this many rows a sequence is taken by it */
-#define FEW_KEYS 256            /* keys of one of its splits */
+#define ITEM 128                /* keys of a work item, and the most rows of one: whole queries */
+#define FEW_MAX 64              /* up to this many rows a sequence over blocks is of few rows, */
+#define FEW_ROWS 16             /* which are taken by this many, */
+#define FEW_KEYS 256            /* and their keys in splits of this many */
 
 struct attn_seq {
     int32_t q0, nq, past;
-    int32_t tab;                /* where its pointers begin in blk[]; -1: packed */
+    int32_t tab;                /* where its pointers begin in blk[]; -1: it has none */
+    int32_t packed;             /* all its keys are rows of k: no past, or no blocks */
     int32_t part;               /* rows / group of the few-row sequences before it */
-    int32_t pad[3];
+    int32_t pad[2];
 };
 
 struct attn_tile {
@@ -34,15 +33,16 @@ struct attn_tile {
 /* The parts of a table in device memory. */
 struct attn_view {
     const struct attn_seq *seq;
-    const struct attn_tile *fwd, *rows, *keys;  /* work lists: forward, backward by rows, by keys */
+    const struct attn_tile *rows, *keys;    /* work lists */
     char *const *blk;
 };
 
-/* What every kernel is told. off is this layer's part of a block; div is the magic of 1 / group. */
+/* What every kernel is told. off is this layer's part of a block, per the rows of a work item; div
+ * is the magic of 1 / group. */
 struct attn_arg {
     struct attn_view t;
     size_t off;
-    int32_t nh, nkv, group, hd, window;
+    int32_t nh, nkv, group, hd, window, per;
     uint32_t div;
     float scale;
     int64_t ldq, ldk, ldv, ldo, lddo, lddq, lddk, lddv;
@@ -55,13 +55,21 @@ struct attn_arg {
 };
 
 struct attn_count {             /* of a table */
-    int32_t fwd, rows, keys;    /* work items */
-    int32_t few, few_splits, few_tiles, few_rows;   /* few-row sequences: how many, the most splits
-                                                     * and row tiles of one, all rows / group */
+    int32_t rows, keys;         /* work items */
+    int32_t few, few_splits, few_tiles, few_most;   /* few-row sequences: how many; the most splits,
+                                                     * row tiles and rows of one; */
+    int32_t few_rows;                               /* rows / group of all */
     bool paged, packed;         /* there are such sequences in the work lists */
     int32_t longest;            /* the most queries of a sequence */
 };
 
+/* attn_wg.cu, attn_wg_bwd.cu: packed sequences on Hopper, what attn_mma.cu takes and heads of up to
+ * 128; false: not these shapes, or not this GPU. */
+bool cu_attn_wg(struct cu_dev *d, const struct attn_arg *a, const struct attn_count *n,
+        const struct tw_tensor *q, const struct tw_tensor *k, const struct tw_tensor *v);
+bool cu_attn_wg_bwd(struct cu_dev *d, const struct attn_arg *a, const struct attn_count *n,
+        const struct tw_tensor *q, const struct tw_tensor *k, const struct tw_tensor *v,
+        const struct tw_tensor *dout);
 /* attn_mma.cu, attn_bwd.cu, attn_few.cu: BF16, head sizes in eights up to 256. */
 void cu_attn_mma(struct cu_dev *d, const struct attn_arg *a, const struct attn_count *n);
 void cu_attn_mma_bwd(struct cu_dev *d, const struct attn_arg *a, const struct attn_count *n);
@@ -72,7 +80,7 @@ void cu_attn_simt(struct cu_dev *d, const struct attn_arg *a, const struct attn_
 void cu_attn_simt_bwd(struct cu_dev *d, const struct attn_arg *a, const struct attn_count *n,
         enum tw_dtype t);
 void cu_attn_delta(struct cu_dev *d, const struct attn_arg *a, float *delta, int64_t T,
-        enum tw_dtype t);
+        enum tw_dtype t, bool fast);
 void cu_kv_put(struct cu_dev *d, const struct attn_arg *a, int64_t nseq, int64_t longest,
         enum tw_dtype t);
 

@@ -9,7 +9,7 @@
  * made by two blocks (S and D twice), for they would not fit into registers. */
 #include "attn.cuh"
 
-#define N ROWS_BWD              /* rows and keys of a tile: 16 rows each of 4 warps */
+#define N 64                    /* rows and keys of a tile: 16 rows each of 4 warps */
 
 template <int HDP> struct bwd {
     static constexpr int HO = HDP > 128 ? 128 : HDP;    /* columns of out that a block makes */
@@ -71,10 +71,11 @@ struct span {
 };
 
 template <bool KEYS>
-static __device__ __forceinline__ span span_of(const attn_arg &a, const attn_seq &s, int own0)
+static __device__ __forceinline__ span span_of(const attn_arg &a, const attn_seq &s, int item,
+        int own0)
 {
     int rows = s.nq * a.group;
-    span x = { own0, KEYS ? s.nq : rows, 0, 0 };
+    span x = { own0, KEYS ? s.nq : min(rows, item + a.per), 0, 0 };
 
     if (KEYS) {
         x.from = own0 * a.group / N * N;
@@ -83,7 +84,7 @@ static __device__ __forceinline__ span span_of(const attn_arg &a, const attn_seq
         int first = row_query(a, own0);
 
         x.from = a.window ? max(0, first + 1 - a.window) / N * N : 0;
-        x.end = row_query(a, min(own0 + N, rows) - 1) + 1;
+        x.end = row_query(a, min(own0 + N, x.own_end) - 1) + 1;
     }
     return x;
 }
@@ -185,23 +186,25 @@ static __global__ void __launch_bounds__(128, HDP > 128 ? 1 : 2) bwd_k(const __g
     attn_tile t = KEYS ? a.t.keys[blockIdx.x] : a.t.rows[blockIdx.x];
     attn_seq s = a.t.seq[t.seq];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = warp * 16;
-    int col = (int)blockIdx.y * B::HO, own[2];
-    span w = span_of<KEYS>(a, s, t.r0);
+    int col = (int)blockIdx.y * B::HO, own0 = t.r0 + (int)blockIdx.z * N, own[2];
+    span w = span_of<KEYS>(a, s, t.r0, own0);
     float out1[B::HO / 8][4] = {}, out2[KEYS ? B::HO / 8 : 1][4] = {}, lse[2], delta[2];
 
+    if (own0 >= w.own_end)
+        return;
     load_own<HDP, KEYS>(a, s, t.kvh, x, w);
     load_other<HDP, KEYS>(a, s, t.kvh, y, stat, w, w.from);
     cp_commit();
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        int r = min(t.r0 + row + lane / 4 + h * 8, w.own_end - 1);
+        int r = min(own0 + row + lane / 4 + h * 8, w.own_end - 1);
 
         own[h] = KEYS ? r : row_query(a, r);
         lse[h] = KEYS ? 0 : a.lse[row_stat(a, s, t.kvh, r)] * 1.44269504f;
         delta[h] = KEYS ? 0 : a.delta[row_stat(a, s, t.kvh, r)];
     }
-    int low = KEYS ? t.r0 : row_query(a, t.r0);     /* what the block owns: keys or queries */
-    int high = KEYS ? t.r0 + N - 1 : w.end - 1;
+    int low = KEYS ? own0 : row_query(a, own0);     /* what the block owns: keys or queries */
+    int high = KEYS ? own0 + N - 1 : w.end - 1;
 
     for (int j = w.from, at = 0; j < w.end; j += N, at ^= 1) {
         float p[N / 8][4], ds[N / 8][4];
@@ -239,8 +242,9 @@ static void bwd_run(struct cu_dev *d, const struct attn_arg *a, int items)
     if (!items)
         return;
     smem_want(d, bwd_k<HDP, KEYS>, B::SMEM);
-    bwd_k<HDP, KEYS><<<dim3((unsigned)items, (unsigned)cu_div(a->hd, B::HO)), 128, B::SMEM,
-            d->stream>>>(*a);
+    dim3 grid((unsigned)items, (unsigned)cu_div(a->hd, B::HO), ITEM / N);
+
+    bwd_k<HDP, KEYS><<<grid, 128, B::SMEM, d->stream>>>(*a);
     CU_DONE(d, "attention's backward");
 }
 

@@ -1,6 +1,6 @@
 /* attn_few.cu - attention of few rows over a decode state's blocks: decoding. Bound by reading keys
  * and values once, so the keys of a sequence are cut into splits of FEW_KEYS; a block takes up to
- * ROWS_FEW rows of one (sequence, kv head, split), its 4 warps take tiles of 16 keys in turn, each
+ * FEW_ROWS rows of one (sequence, kv head, split), its 4 warps take tiles of 16 keys in turn, each
  * with its own ring of shared memory, and are put together in order. Sequences of several splits
  * are put together by a second kernel, in order too. Where the cuts are depends only on positions,
  * so a row's bits depend on nothing but its own sequence. Lengths and blocks are read from device
@@ -13,7 +13,7 @@
 template <int HDP> struct few {
     static constexpr uint32_t KV = TILE * HDP * 2;      /* bytes of a tile of keys, or of values */
     static constexpr uint32_t RING = STAGES * 2 * KV;   /* of a warp */
-    static constexpr size_t SMEM = 4 * RING + ROWS_FEW * HDP * 2;
+    static constexpr size_t SMEM = 4 * RING + FEW_ROWS * HDP * 2;
 };
 
 struct cut {                    /* of the keys of row tile r0 */
@@ -24,7 +24,7 @@ struct cut {                    /* of the keys of row tile r0 */
 static __device__ __forceinline__ cut cut_of(const attn_arg &a, const attn_seq &s, int r0)
 {
     int rows = s.nq * a.group, low = s.past + row_query(a, r0);
-    int last = s.past + row_query(a, min(r0 + ROWS_FEW, rows) - 1);
+    int last = s.past + row_query(a, min(r0 + FEW_ROWS, rows) - 1);
     cut c;
 
     c.from = a.window ? max(0, low + 1 - a.window) : 0;
@@ -180,7 +180,7 @@ static __global__ void __launch_bounds__(128) few_k(const __grid_constant__ attn
     using F = few<HDP>;
     extern __shared__ __align__(128) char mem[];
     attn_seq s = a.t.seq[a.few0 + blockIdx.z];
-    int kvh = blockIdx.y % a.nkv, r0 = blockIdx.y / a.nkv * ROWS_FEW, rows = s.nq * a.group;
+    int kvh = blockIdx.y % a.nkv, r0 = blockIdx.y / a.nkv * FEW_ROWS, rows = s.nq * a.group;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, pos[2];
     uint32_t ring = smem_at(mem) + warp * F::RING, tile_q = smem_at(mem) + 4 * F::RING;
 
@@ -193,7 +193,7 @@ static __global__ void __launch_bounds__(128) few_k(const __grid_constant__ attn
     float o[HDP / 8][4] = {}, max_[2] = { -INFINITY, -INFINITY }, sum[2] = { 0, 0 };
     uint32_t q[HDP / 16][4];
 
-    load_rows<HDP, ROWS_FEW, 128>(a, s, kvh, tile_q, a.q, a.ldq, r0, rows);
+    load_rows<HDP, FEW_ROWS, 128>(a, s, kvh, tile_q, a.q, a.ldq, r0, rows);
     cp_commit();
     j = c.from > j ? c.from / (4 * TILE) * (4 * TILE) + warp * TILE : j + warp * TILE;
 #pragma unroll
@@ -227,40 +227,51 @@ static __global__ void __launch_bounds__(128) few_k(const __grid_constant__ attn
     merge<HDP>(a, s, kvh, (float *)mem, o, max_, sum, r0, c);
 }
 
-/* Puts the splits of a row together: a warp a row, in the order of splits. */
-static __global__ void join_k(const __grid_constant__ attn_arg a)
+/* Puts the splits of a row together, a block a row: each of 4 warps adds up every fourth split in
+ * order, then the four are added. */
+static __global__ void __launch_bounds__(128) join_k(const __grid_constant__ attn_arg a)
 {
+    __shared__ float tops[4], alls[4], sums[4][256];
     attn_seq s = a.t.seq[a.few0 + blockIdx.y];
-    int r = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
-    int kvh = r % a.nkv;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int r = blockIdx.x / a.nkv, kvh = blockIdx.x % a.nkv;
 
-    r /= a.nkv;
     if (r >= s.nq * a.group)
         return;
-    cut c = cut_of(a, s, r / ROWS_FEW * ROWS_FEW);
+    cut c = cut_of(a, s, r / FEW_ROWS * FEW_ROWS);
     if (c.n == 1)
         return;
     int64_t at = row_stat(a, s, kvh, r), part = (at - (int64_t)(s.q0 - s.part) * a.nh) * a.splits;
+    const float *stat = a.stat + part * 2, *o = a.part + part * a.hd;
     float top = -INFINITY, all = 0, y[8] = {};
 
-    for (int x = lane; x < c.n; x += 32)
-        top = fmaxf(top, a.stat[(part + x) * 2]);
+    for (int x = threadIdx.x; x < c.n; x += 128)
+        top = fmaxf(top, stat[x * 2]);
     top = warp_max(top);
-    for (int x = 0; x < c.n; x++) {
-        float w = ex2((a.stat[(part + x) * 2] - top) * a.scale * 1.44269504f);
+    if (!lane)
+        tops[warp] = top;
+    __syncthreads();
+    top = fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3]));
+#pragma unroll 4
+    for (int x = warp; x < c.n; x += 4) {
+        float w = ex2((stat[x * 2] - top) * a.scale * 1.44269504f);
 
-        all += w * a.stat[(part + x) * 2 + 1];
+        all += w * stat[x * 2 + 1];
 #pragma unroll
         for (int i = 0; i < 8; i++)
             if (i * 32 + lane < a.hd)
-                y[i] += w * a.part[(part + x) * a.hd + i * 32 + lane];
+                y[i] += w * o[(int64_t)x * a.hd + i * 32 + lane];
     }
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        if (i * 32 + lane < a.hd)
-            ((bf16 *)a.o)[row_at(a, s, kvh, r, a.ldo) + i * 32 + lane] =
-                    __float2bfloat16_rn(y[i] / all);
-    if (a.lse && !lane)
+        sums[warp][i * 32 + lane] = y[i];
+    alls[warp] = all;
+    __syncthreads();
+    all = alls[0] + alls[1] + alls[2] + alls[3];
+    for (int i = threadIdx.x; i < a.hd; i += 128)
+        ((bf16 *)a.o)[row_at(a, s, kvh, r, a.ldo) + i] = __float2bfloat16_rn(
+                (sums[0][i] + sums[1][i] + sums[2][i] + sums[3][i]) / all);
+    if (a.lse && !threadIdx.x)
         a.lse[at] = top * a.scale + logf(all);
 }
 
@@ -297,7 +308,7 @@ void cu_attn_few(struct cu_dev *d, const struct attn_arg *given, const struct at
     else
         few_run<256>(d, &a, n);
     if (a.splits > 1) {
-        dim3 grid((unsigned)(n->few_tiles * ROWS_FEW * a.nkv / 4), (unsigned)n->few);
+        dim3 grid((unsigned)(n->few_most * a.nkv), (unsigned)n->few);
 
         join_k<<<grid, 128, 0, d->stream>>>(a);
         CU_DONE(d, "attention's splits");

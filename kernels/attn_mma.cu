@@ -1,5 +1,5 @@
-/* attn_mma.cu - attention on tensor cores by mma.sync, forward. One block takes ROWS_FWD rows (a
- * half of it for wide heads) of one (sequence, kv head) and goes over its keys in tiles of 64 with a
+/* attn_mma.cu - attention on tensor cores by mma.sync, forward. One block takes a work item (a
+ * half of it for wide heads): rows of one (sequence, kv head), and goes over its keys in tiles of 64 with a
  * running maximum and sum:
  *   S = Q K^T in registers, P = 2^(S scale log2 e - max), O = O 2^(old max - max) + P V.
  * P is rounded to BF16 for its product; sums are F32. Loads of K run beside P V, loads of V beside
@@ -171,12 +171,12 @@ static __global__ void __launch_bounds__(128, HDP > 128 ? 1 : 2) fwd_k(const __g
     using F = fwd<HDP, MT>;
     extern __shared__ __align__(128) char mem[];
     uint32_t q = smem_at(mem), k = q + F::M * HDP * 2, v = k + KEYS * HDP * 2;
-    attn_tile t = a.t.fwd[blockIdx.x];
+    attn_tile t = a.t.rows[blockIdx.x];
     attn_seq s = a.t.seq[t.seq];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = warp * MT * 16;
-    int r0 = t.r0 + (MT == 1 ? (int)blockIdx.y * F::M : 0), rows = s.nq * a.group;
+    int r0 = t.r0 + (MT == 1 ? (int)blockIdx.y * F::M : 0), rows = min(s.nq * a.group, t.r0 + a.per);
 
-    if ((s.tab >= 0) != PAGED || r0 >= rows)
+    if (s.packed == PAGED || r0 >= rows)
         return;
     int first = s.past + row_query(a, r0);
     int last = s.past + row_query(a, min(r0 + F::M, rows) - 1);
@@ -223,7 +223,7 @@ template <int HDP, int MT>
 static void fwd_run(struct cu_dev *d, const struct attn_arg *a, const struct attn_count *n)
 {
     using F = fwd<HDP, MT>;
-    dim3 grid((unsigned)n->fwd, ROWS_FWD / F::M);
+    dim3 grid((unsigned)n->rows, ITEM / F::M);
 
     if (n->packed) {
         smem_want(d, fwd_k<HDP, MT, false>, F::SMEM);
@@ -239,7 +239,7 @@ static void fwd_run(struct cu_dev *d, const struct attn_arg *a, const struct att
 
 void cu_attn_mma(struct cu_dev *d, const struct attn_arg *a, const struct attn_count *n)
 {
-    if (!n->fwd)
+    if (!n->rows)
         return;
     if (a->hd <= 64)
         fwd_run<64, 2>(d, a, n);

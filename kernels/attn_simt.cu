@@ -7,7 +7,7 @@
  * lane is the columns lane, lane + 32, .. of hd. */
 #include "attn.cuh"
 
-#define N ROWS_SIMT
+#define N 32
 #define W (N / 8)               /* rows of a warp */
 
 /* Loads into x [N][ld] rows at() .. of which USED(i) exist. */
@@ -68,12 +68,12 @@ template <typename A, bool PAGED> static __global__ void fwd_k(const __grid_cons
     extern __shared__ float smem[];
     int ld = a.hd | 1, lane = threadIdx.x % 32, row = threadIdx.x / 32 * W;
     float *q = smem, *k = q + N * ld, *v = k + N * ld;
-    attn_tile t = a.t.fwd[blockIdx.x];
+    attn_tile t = a.t.rows[blockIdx.x];
     attn_seq s = a.t.seq[t.seq];
-    int rows = s.nq * a.group, r0 = t.r0 + blockIdx.y * N;
+    int rows = min(s.nq * a.group, t.r0 + a.per), r0 = t.r0 + blockIdx.y * N;
     float o[W][8] = {}, max[W], sum[W] = {};
 
-    if ((s.tab >= 0) != PAGED || r0 >= rows)
+    if (s.packed == PAGED || r0 >= rows)
         return;
     int first = s.past + row_query(a, r0), last = s.past + row_query(a, min(r0 + N, rows) - 1);
 
@@ -129,7 +129,8 @@ template <typename A, bool KEYS> static __global__ void bwd_k(const __grid_const
     float *x1 = smem, *x2 = x1 + N * ld, *y1 = x2 + N * ld, *y2 = y1 + N * ld;
     attn_tile t = KEYS ? a.t.keys[blockIdx.x] : a.t.rows[blockIdx.x];
     attn_seq s = a.t.seq[t.seq];
-    int rows = s.nq * a.group, own0 = t.r0 + blockIdx.y * N, own_end = KEYS ? s.nq : rows;
+    int rows = s.nq * a.group, own0 = t.r0 + blockIdx.y * N;
+    int own_end = KEYS ? s.nq : min(rows, t.r0 + a.per);
     float out1[W][8] = {}, out2[W][8] = {};
     int from, end;
 
@@ -140,7 +141,7 @@ template <typename A, bool KEYS> static __global__ void bwd_k(const __grid_const
         end = a.window ? min(s.nq, own0 + N - 1 + a.window) * a.group : rows;
     } else {
         from = a.window ? max(0, row_query(a, own0) + 1 - a.window) : 0;
-        end = row_query(a, min(own0 + N, rows) - 1) + 1;
+        end = row_query(a, min(own0 + N, own_end) - 1) + 1;
     }
     auto key1 = [&](int j) { return key_at<A, 0, false>(a, s, t.kvh, j); };
     auto key2 = [&](int j) { return key_at<A, 1, false>(a, s, t.kvh, j); };
@@ -216,6 +217,31 @@ static __global__ void delta_k(float *delta, const __grid_constant__ attn_arg a,
         delta[i] = sum;
 }
 
+/* The same for BF16 in whole 16-byte words: L lanes each. */
+template <int L>
+static __global__ void delta8_k(float *delta, const __grid_constant__ attn_arg a, int64_t n)
+{
+    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / L;
+    int c = threadIdx.x % L * 8;
+    float sum = 0;
+
+    if (i < n && c < a.hd) {
+        int64_t t = i / a.nh, h = i % a.nh;
+        uint4 x = *(const uint4 *)((const bf16 *)a.dout + t * a.lddo + h * a.hd + c);
+        uint4 y = *(const uint4 *)((const bf16 *)a.out + t * a.ldo + h * a.hd + c);
+        const bf16 *px = (const bf16 *)&x, *py = (const bf16 *)&y;
+
+#pragma unroll
+        for (int e = 0; e < 8; e++)
+            sum = fmaf(ld1(px + e), ld1(py + e), sum);
+    }
+#pragma unroll
+    for (int o = L / 2; o; o >>= 1)
+        sum += __shfl_xor_sync(~0u, sum, o);
+    if (i < n && !c)
+        delta[i] = sum;
+}
+
 /* Stores new keys and values at their positions: blocks of grid row y do sequence y. */
 template <typename A> static __global__ void put_k(const __grid_constant__ attn_arg a)
 {
@@ -236,9 +262,9 @@ void cu_attn_simt(struct cu_dev *d, const struct attn_arg *a, const struct attn_
         enum tw_dtype t)
 {
     size_t smem = 3 * (size_t)N * (size_t)(a->hd | 1) * sizeof(float);
-    dim3 grid((unsigned)n->fwd, ROWS_FWD / N);
+    dim3 grid((unsigned)n->rows, ITEM / N);
 
-    if (!n->fwd)
+    if (!n->rows)
         return;
     CU_ACT(t, {
         if (n->packed) {
@@ -263,22 +289,29 @@ void cu_attn_simt_bwd(struct cu_dev *d, const struct attn_arg *a, const struct a
         return;
     CU_ACT(t, {
         smem_want(d, bwd_k<A, true>, smem);
-        bwd_k<A, true><<<dim3((unsigned)n->keys, ROWS_BWD / N), 256, smem, d->stream>>>(*a);
+        bwd_k<A, true><<<dim3((unsigned)n->keys, ITEM / N), 256, smem, d->stream>>>(*a);
         CU_DONE(d, "attention's backward by keys (plain)");
         smem_want(d, bwd_k<A, false>, smem);
-        bwd_k<A, false><<<dim3((unsigned)n->rows, ROWS_BWD / N), 256, smem, d->stream>>>(*a);
+        bwd_k<A, false><<<dim3((unsigned)n->rows, ITEM / N), 256, smem, d->stream>>>(*a);
         CU_DONE(d, "attention's backward by rows (plain)");
     });
 }
 
 void cu_attn_delta(struct cu_dev *d, const struct attn_arg *a, float *delta, int64_t T,
-        enum tw_dtype t)
+        enum tw_dtype t, bool fast)
 {
     int64_t n = T * a->nh;
 
     if (!n)
         return;
-    CU_ACT(t, delta_k<A><<<(unsigned)cu_div(n, 8), 256, 0, d->stream>>>(delta, *a, n));
+    if (fast && a->hd <= 64)
+        delta8_k<8><<<(unsigned)cu_div(n, 32), 256, 0, d->stream>>>(delta, *a, n);
+    else if (fast && a->hd <= 128)
+        delta8_k<16><<<(unsigned)cu_div(n, 16), 256, 0, d->stream>>>(delta, *a, n);
+    else if (fast)
+        delta8_k<32><<<(unsigned)cu_div(n, 8), 256, 0, d->stream>>>(delta, *a, n);
+    else
+        CU_ACT(t, delta_k<A><<<(unsigned)cu_div(n, 8), 256, 0, d->stream>>>(delta, *a, n));
     CU_DONE(d, "attention's rowsums");
 }
 

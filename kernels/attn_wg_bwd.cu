@@ -1,0 +1,391 @@
+/* attn_wg_bwd.cu - backward of packed attention on Hopper, heads up to 128: attn_bwd.cu's two passes
+ * with the machinery of attn_wg.cu. A block has two warpgroups of 64 rows each and a third that
+ * brings the tiles they go over.
+ *   keys_k owns 128 keys and goes over tiles of up to 64 rows, whole queries with all the heads that
+ *     read its kv head: S^T = K Q^T, D^T = V dO^T, dV += P^T dO, dK += dS^T Q.
+ *   rows_k owns a work item's rows and goes over tiles of 128 keys: S = Q K^T, D = dO V^T,
+ *     dQ += dS K.
+ * The left sides P and dS come from registers, rounded to BF16. While a warpgroup computes P and dS
+ * of a tile the tensor cores work for the other one, and finish its own products of the tile
+ * before. */
+#include "wgmma.cuh"
+
+#define STAGES_K 3              /* of keys_k */
+#define STAGES_R 2              /* of rows_k */
+#define N 64                    /* rows of a tile of keys_k */
+#define LOG2E 1.44269504f
+
+/* Barriers of both kernels: what the block owns is there; a stage is there, has been read. */
+enum { B_OWN, B_FULL, B_FREE = B_FULL + STAGES_K };
+
+template <int HDP> struct keys_mem {
+    static constexpr uint32_t OWN = 128 * HDP * 2, TILE = N * HDP * 2;  /* of K or V; of Q or dO */
+    static constexpr uint32_t RING = 2 * OWN, STAT = RING + STAGES_K * 2 * TILE;
+    static constexpr uint32_t BAR = STAT + STAGES_K * 2 * N * 4;
+    static constexpr size_t SMEM = BAR + 128 + 1024;
+};
+
+template <int HDP> struct rows_mem {
+    static constexpr uint32_t TILE = 128 * HDP * 2;     /* of Q, dO, K or V */
+    static constexpr uint32_t RING = 2 * TILE, BAR = RING + STAGES_R * 2 * TILE;
+    static constexpr size_t SMEM = BAR + 128 + 1024;
+};
+
+/* Maps of Q and dO in boxes of a kernel's rows, of K and V in boxes of 128 keys. */
+struct maps {
+    tma_map q, k, v, g;
+};
+
+#if TW_HOPPER
+/* Initialises the barriers; FILL threads fill a stage beside the copy engine's. */
+static __device__ __forceinline__ void bars(uint32_t bar, int stages, int fill)
+{
+    if (threadIdx.x == 0) {
+        bar_init(bar + 8 * B_OWN, 1);
+        for (int i = 0; i < stages; i++) {
+            bar_init(bar + 8 * (B_FULL + i), 1 + fill);
+            bar_init(bar + 8 * (B_FREE + i), 8);        /* consumer warps */
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+}
+
+/* Queues a tile of ROWS rows, of which a box fills the first, from (head, token). */
+template <int HDP, int ROWS>
+static __device__ __forceinline__ void bring(uint32_t to, const tma_map *m, uint32_t bar, int head,
+        int token)
+{
+    for (int p = 0; p < HDP / 64; p++)
+        tma(to + p * ROWS * 128, m, bar, p * 64, head, token);
+}
+
+/* Writes a warp's 16 rows from row of x * f, by way of the tile of 128 rows; to(r) is where local
+ * row r goes, NULL: nowhere. */
+template <int HDP, typename F>
+static __device__ __forceinline__ void put(const attn_arg &a, char *tile, const float *x, float f,
+        int row, int lane, F to)
+{
+    float both[2] = { f, f };
+
+    wg_stage<HDP, 128>(tile, x, both, row, lane);
+    for (int i = lane; i < 16 * HDP / 8; i += 32) {
+        int r = row + i / (HDP / 8), c = i % (HDP / 8);
+        bf16 *p = to(r);
+
+        if (p && c * 8 < a.hd)
+            *(uint4 *)(p + c * 8) = *(uint4 *)(tile + wg_chunk<128>(r, c));
+    }
+}
+
+/* What keys_k goes over: queries [from, end), TOKENS a tile. */
+struct span {
+    int from, end, tokens;
+};
+
+template <int HDP>
+static __device__ __forceinline__ void keys_produce(const attn_arg &a, const maps &m, char *base,
+        uint32_t mem, const attn_tile &t, const attn_seq &s, const span &x)
+{
+    using M = keys_mem<HDP>;
+    uint32_t bar = mem + M::BAR;
+    int warp = threadIdx.x / 32, c = threadIdx.x - 32, i = 0;
+    int head = t.kvh * a.group, mine = row_query(a, c), tile_rows = x.tokens * a.group;
+
+    if (threadIdx.x == 0) {
+        bar_expect(bar + 8 * B_OWN, 2 * M::OWN);
+        bring<HDP, 128>(mem, &m.k, bar + 8 * B_OWN, t.kvh, s.q0 + t.r0);
+        bring<HDP, 128>(mem + M::OWN, &m.v, bar + 8 * B_OWN, t.kvh, s.q0 + t.r0);
+    }
+    if (threadIdx.x && (warp == 0 || warp == 3))
+        return;
+    for (int q = x.from; q < x.end; q += x.tokens, i++) {
+        int st = i % STAGES_K;
+        uint32_t full = bar + 8 * (B_FULL + st), to = mem + M::RING + st * 2 * M::TILE;
+        float *stat = (float *)(base + M::STAT) + st * 2 * N;
+
+        bar_wait(bar + 8 * (B_FREE + st), (i / STAGES_K & 1) ^ 1);
+        if (warp == 0) {
+            bar_expect(full, (uint32_t)tile_rows * HDP * 2 * 2);
+            bring<HDP, N>(to, &m.q, full, head, s.q0 + q);
+            bring<HDP, N>(to + M::TILE, &m.g, full, head, s.q0 + q);
+        } else {
+            bool used = c < tile_rows && q + mine < x.end;
+            int64_t at = (int64_t)(s.q0 + q + mine) * a.nh + head + c - mine * a.group;
+
+            stat[c] = used ? a.lse[at] * LOG2E : INFINITY;      /* so that P is 0 */
+            stat[N + c] = used ? a.delta[at] : 0;
+            bar_arrive(full);
+        }
+    }
+}
+
+template <int HDP>
+static __device__ __forceinline__ void keys_consume(const attn_arg &a, char *base, uint32_t mem,
+        const attn_tile &t, const attn_seq &s, const span &x)
+{
+    using M = keys_mem<HDP>;
+    uint32_t bar = mem + M::BAR;
+    int wg = threadIdx.x / 128 - 1, lane = threadIdx.x % 32, i = 0, q = x.from;
+    int row = wg * 64 + threadIdx.x % 128 / 32 * 16, low = t.r0 + wg * 64;
+    int key = t.r0 + row + lane / 4;
+    uint32_t k = mem + wg * 64 * 128, v = k + M::OWN, pp[N / 4], pd[N / 4];
+    float dk[HDP / 2], dv[HDP / 2], sc[N / 2], d[N / 2], l2 = a.scale * LOG2E;
+
+#pragma unroll
+    for (int n = 0; n < HDP / 2; n++)
+        dk[n] = dv[n] = 0;
+    for (; q < x.end && q + x.tokens <= low; q += x.tokens, i++) {  /* before all our keys */
+        bar_wait(bar + 8 * (B_FULL + i % STAGES_K), i / STAGES_K & 1);
+        if (lane == 0)
+            bar_arrive(bar + 8 * (B_FREE + i % STAGES_K));
+    }
+    bar_wait(bar + 8 * B_OWN, 0);
+    for (; q < x.end; q += x.tokens, i++) {
+        int st = i % STAGES_K;
+        uint32_t yq = mem + M::RING + st * 2 * M::TILE, yo = yq + M::TILE;
+        const float *stat = (const float *)(base + M::STAT) + st * 2 * N + (lane & 3) * 2;
+        bool mask = q < low + 63 || (a.window && q + x.tokens - 1 - low >= a.window);
+
+        bar_wait(bar + 8 * (B_FULL + st), i / STAGES_K & 1);
+        wg_fence();
+        wg_scores<HDP, N, 128>(sc, k, yq);
+        wg_commit();
+        wg_scores<HDP, N, 128>(d, v, yo);
+        wg_commit();
+        wg_wait<1>();
+        wg_hold<N / 2>(sc);
+#pragma unroll
+        for (int n = 0; n < N / 8; n++) {
+            float2 lse = *(const float2 *)(stat + n * 8);
+
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                sc[n * 4 + e] = ex2(sc[n * 4 + e] * l2 - (e & 1 ? lse.y : lse.x));
+        }
+        if (mask)
+#pragma unroll
+            for (int n = 0; n < N / 8; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    int at = q + row_query(a, n * 8 + (lane & 3) * 2 + (e & 1));
+                    int j = key + (e >> 1) * 8;
+
+                    if (j > at || (a.window && at - j >= a.window))
+                        sc[n * 4 + e] = 0;
+                }
+        wg_pack<N>(pp, sc);
+        wg_fence();
+        wg_mix<HDP, N>(dv, pp, yo);
+        wg_commit();
+        wg_wait<1>();
+        wg_hold<N / 2>(d);
+#pragma unroll
+        for (int n = 0; n < N / 8; n++) {
+            float2 delta = *(const float2 *)(stat + N + n * 8);
+
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                d[n * 4 + e] = sc[n * 4 + e] * (d[n * 4 + e] - (e & 1 ? delta.y : delta.x));
+        }
+        wg_pack<N>(pd, d);
+        wg_fence();
+        wg_mix<HDP, N>(dk, pd, yq);
+        wg_commit();
+        wg_wait<0>();
+        wg_hold<HDP / 2>(dk);
+        wg_hold<HDP / 2>(dv);
+        if (lane == 0)
+            bar_arrive(bar + 8 * (B_FREE + st));
+    }
+    auto to = [&](void *p, int64_t ld, int r) {
+        return t.r0 + r < s.nq ? (bf16 *)p + (int64_t)(s.q0 + t.r0 + r) * ld +
+                (int64_t)t.kvh * a.hd : (bf16 *)NULL;
+    };
+    put<HDP>(a, base, dk, a.scale, row, lane, [&](int r) { return to(a.dk, a.lddk, r); });
+    put<HDP>(a, base + M::OWN, dv, 1, row, lane, [&](int r) { return to(a.dv, a.lddv, r); });
+}
+#endif
+
+template <int HDP>
+static __global__ void __launch_bounds__(384, 1) keys_k(const __grid_constant__ attn_arg a,
+        const __grid_constant__ maps m)
+{
+#if TW_HOPPER
+    using M = keys_mem<HDP>;
+    extern __shared__ char given[];
+    uint32_t mem = (smem_at(given) + 1023) & ~1023u;
+    char *base = given + (mem - smem_at(given));
+    attn_tile t = a.t.keys[blockIdx.x];
+    attn_seq s = a.t.seq[t.seq];
+    span x = { t.r0, a.window ? min(s.nq, t.r0 + 127 + a.window) : s.nq, N / a.group };
+    int gap = N - x.tokens * a.group;   /* rows that no box fills: they must not be NaN */
+
+    for (int i = threadIdx.x; i < gap * STAGES_K * 2 * (HDP / 64) * 8; i += 384) {
+        int chunk = i % 8, r = i / 8 % gap, panel = i / 8 / gap;
+
+        *(uint4 *)(base + M::RING + (panel * N + N - gap + r) * 128 + chunk * 16) = uint4();
+    }
+    if (gap)
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    bars(mem + M::BAR, STAGES_K, N);
+    if (threadIdx.x < 128) {
+        regs_less<24>();
+        keys_produce<HDP>(a, m, base, mem, t, s, x);
+    } else {
+        regs_more<240>();
+        keys_consume<HDP>(a, base, mem, t, s, x);
+    }
+#endif
+}
+
+#if TW_HOPPER
+template <int HDP>
+static __device__ __forceinline__ void rows_produce(const attn_arg &a, const maps &m, uint32_t mem,
+        const attn_tile &t, const attn_seq &s, int from, int end)
+{
+    using M = rows_mem<HDP>;
+    uint32_t bar = mem + M::BAR;
+    int head = t.kvh * a.group, token = s.q0 + row_query(a, t.r0);
+
+    bar_expect(bar + 8 * B_OWN, (uint32_t)a.per * HDP * 2 * 2);
+    bring<HDP, 128>(mem, &m.q, bar + 8 * B_OWN, head, token);
+    bring<HDP, 128>(mem + M::TILE, &m.g, bar + 8 * B_OWN, head, token);
+    for (int j = from, i = 0; j < end; j += 128, i++) {
+        int st = i % STAGES_R;
+        uint32_t full = bar + 8 * (B_FULL + st), to = mem + M::RING + st * 2 * M::TILE;
+
+        bar_wait(bar + 8 * (B_FREE + st), (i / STAGES_R & 1) ^ 1);
+        bar_expect(full, 2 * M::TILE);
+        bring<HDP, 128>(to, &m.k, full, t.kvh, s.q0 + j);
+        bring<HDP, 128>(to + M::TILE, &m.v, full, t.kvh, s.q0 + j);
+    }
+}
+
+template <int HDP>
+static __device__ __forceinline__ void rows_consume(const attn_arg &a, char *base, uint32_t mem,
+        const attn_tile &t, const attn_seq &s, int rows, int from, int end)
+{
+    using M = rows_mem<HDP>;
+    uint32_t bar = mem + M::BAR;
+    int wg = threadIdx.x / 128 - 1, lane = threadIdx.x % 32, pos[2];
+    int row = wg * 64 + threadIdx.x % 128 / 32 * 16;
+    int first = row_query(a, t.r0 + wg * 64);
+    int last = row_query(a, min(t.r0 + wg * 64 + 64, rows) - 1);
+    uint32_t q = mem + wg * 64 * 128, g = q + M::TILE, pd[32];
+    float dq[HDP / 2], sc[64], d[64], l2 = a.scale * LOG2E, lse[2], delta[2];
+
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int r = min(t.r0 + row + lane / 4 + h * 8, rows - 1);
+
+        pos[h] = row_query(a, r);
+        lse[h] = a.lse[row_stat(a, s, t.kvh, r)] * LOG2E;
+        delta[h] = a.delta[row_stat(a, s, t.kvh, r)];
+    }
+#pragma unroll
+    for (int n = 0; n < HDP / 2; n++)
+        dq[n] = 0;
+    bar_wait(bar + 8 * B_OWN, 0);
+    for (int j = from, i = 0; j < end; j += 128, i++) {
+        int st = i % STAGES_R;
+        uint32_t k = mem + M::RING + st * 2 * M::TILE;
+
+        bar_wait(bar + 8 * (B_FULL + st), i / STAGES_R & 1);
+        wg_fence();
+        wg_scores<HDP, 128, 128>(sc, q, k);
+        wg_commit();
+        wg_scores<HDP, 128, 128>(d, g, k + M::TILE);
+        wg_commit();
+        wg_wait<1>();
+        wg_hold<64>(sc);
+#pragma unroll
+        for (int n = 0; n < 64; n++)
+            sc[n] = ex2(sc[n] * l2 - lse[n >> 1 & 1]);
+        if (j + 128 > first + 1 || (a.window && last - j >= a.window))
+#pragma unroll
+            for (int n = 0; n < 64; n++) {
+                int key = j + n / 4 * 8 + (lane & 3) * 2 + (n & 1), p = pos[n >> 1 & 1];
+
+                if (key > p || (a.window && p - key >= a.window))
+                    sc[n] = 0;
+            }
+        wg_wait<0>();
+        wg_hold<64>(d);
+#pragma unroll
+        for (int n = 0; n < 64; n++)
+            d[n] = sc[n] * (d[n] - delta[n >> 1 & 1]);
+        wg_pack<128>(pd, d);
+        wg_fence();
+        wg_mix<HDP, 128>(dq, pd, k);
+        wg_commit();
+        wg_wait<0>();
+        wg_hold<HDP / 2>(dq);
+        if (lane == 0)
+            bar_arrive(bar + 8 * (B_FREE + st));
+    }
+    put<HDP>(a, base, dq, a.scale, row, lane, [&](int r) {
+        return t.r0 + r < rows ? (bf16 *)a.dq + row_at(a, s, t.kvh, t.r0 + r, a.lddq)
+                : (bf16 *)NULL;
+    });
+}
+#endif
+
+template <int HDP>
+static __global__ void __launch_bounds__(384, 1) rows_k(const __grid_constant__ attn_arg a,
+        const __grid_constant__ maps m)
+{
+#if TW_HOPPER
+    using M = rows_mem<HDP>;
+    extern __shared__ char given[];
+    uint32_t mem = (smem_at(given) + 1023) & ~1023u;
+    attn_tile t = a.t.rows[blockIdx.x];
+    attn_seq s = a.t.seq[t.seq];
+    int rows = min(s.nq * a.group, t.r0 + a.per), end = row_query(a, rows - 1) + 1;
+    int from = a.window ? max(0, row_query(a, t.r0) + 1 - a.window) / 128 * 128 : 0;
+
+    bars(mem + M::BAR, STAGES_R, 0);
+    if (threadIdx.x < 128) {
+        regs_less<24>();
+        if (threadIdx.x == 0)
+            rows_produce<HDP>(a, m, mem, t, s, from, end);
+    } else {
+        regs_more<240>();
+        rows_consume<HDP>(a, given + (mem - smem_at(given)), mem, t, s, rows, from, end);
+    }
+#endif
+}
+
+template <int HDP>
+static void bwd_run(struct cu_dev *d, const struct attn_arg *a, const struct attn_count *n,
+        const struct maps *keys, const struct maps *rows)
+{
+    smem_want(d, keys_k<HDP>, keys_mem<HDP>::SMEM);
+    keys_k<HDP><<<(unsigned)n->keys, 384, keys_mem<HDP>::SMEM, d->stream>>>(*a, *keys);
+    CU_DONE(d, "attention's backward by keys (warpgroups)");
+    smem_want(d, rows_k<HDP>, rows_mem<HDP>::SMEM);
+    rows_k<HDP><<<(unsigned)n->rows, 384, rows_mem<HDP>::SMEM, d->stream>>>(*a, *rows);
+    CU_DONE(d, "attention's backward by rows (warpgroups)");
+}
+
+bool cu_attn_wg_bwd(struct cu_dev *d, const struct attn_arg *a, const struct attn_count *n,
+        const struct tw_tensor *q, const struct tw_tensor *k, const struct tw_tensor *v,
+        const struct tw_tensor *dout)
+{
+    struct maps keys, rows;
+
+    if (!n->packed || !cu_attn_wg_real() || a->hd > 128 || a->group > N ||
+            !cu_attn_map(&rows.q, q, a->hd, a->group, a->per / a->group) ||
+            !cu_attn_map(&rows.g, dout, a->hd, a->group, a->per / a->group) ||
+            !cu_attn_map(&rows.k, k, a->hd, 1, 128) || !cu_attn_map(&rows.v, v, a->hd, 1, 128) ||
+            !cu_attn_map(&keys.q, q, a->hd, a->group, N / a->group) ||
+            !cu_attn_map(&keys.g, dout, a->hd, a->group, N / a->group))
+        return false;
+    keys.k = rows.k;
+    keys.v = rows.v;
+    if (a->hd <= 64)
+        bwd_run<64>(d, a, n, &keys, &rows);
+    else
+        bwd_run<128>(d, a, n, &keys, &rows);
+    return true;
+}

@@ -1,0 +1,198 @@
+/* wgmma.cuh - Hopper's own instructions as attention uses them: tiles copied into shared memory by
+ * the copy engine (TMA), products of warpgroups (wgmma), barriers in shared memory.
+ *
+ * Tiles are panels of 64 columns (128 bytes a row, chunks of 16 bytes permuted by the row's place
+ * among eight, as the copy engine and the products do it by themselves), 1024-byte aligned. */
+#ifndef TW_WGMMA_CUH
+#define TW_WGMMA_CUH
+#include "attn.cuh"
+
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define TW_HOPPER 1
+#else
+#define TW_HOPPER 0             /* compiled for another GPU: the kernels are empty, and not used */
+#endif
+
+/* The driver's description of a tensor for the copy engine. (Its header has our cuda.h's name.) */
+struct __attribute__((aligned(64))) tma_map {
+    uint64_t opaque[16];
+};
+
+/* A map of tokens' heads of T, for boxes of 64 columns, HEADS heads, TOKENS tokens; false: this
+ * tensor cannot be copied so, or there is no such engine. */
+bool cu_attn_map(struct tma_map *m, const struct tw_tensor *t, int64_t hd, int64_t heads,
+        int64_t tokens);
+
+/* Whether these kernels were compiled for the GPU that is there. */
+bool cu_attn_wg_real(void);
+
+#if defined(__CUDACC__)
+static __device__ __forceinline__ void bar_init(uint32_t bar, int count)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count));
+}
+static __device__ __forceinline__ void bar_arrive(uint32_t bar)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+/* Arrives, and N bytes of copies will too. */
+static __device__ __forceinline__ void bar_expect(uint32_t bar, uint32_t n)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(n)
+                 : "memory");
+}
+/* Waits until the phase of this parity is over. */
+static __device__ __forceinline__ void bar_wait(uint32_t bar, int parity)
+{
+    asm volatile("{\n.reg .pred p;\n"
+                 "again:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+                 "@p bra done;\nbra again;\ndone:\n}\n" ::"r"(bar), "r"(parity) : "memory");
+}
+
+#if TW_HOPPER
+/* Queues the copy of one box from (column, head, token). */
+static __device__ __forceinline__ void tma(uint32_t dst, const tma_map *m, uint32_t bar, int c,
+        int h, int t)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(dst), "l"(m), "r"(bar), "r"(c), "r"(h),
+                 "r"(t) : "memory");
+}
+
+static __device__ __forceinline__ void wg_fence()
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+static __device__ __forceinline__ void wg_commit()
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+/* Waits until all but the N latest groups are done. */
+template <int N> static __device__ __forceinline__ void wg_wait()
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+/* Keeps the compiler from touching accumulators before here. */
+template <int N> static __device__ __forceinline__ void wg_hold(float *x)
+{
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        asm volatile("" : "+f"(x[i])::"memory");
+}
+
+/* What wgmma is told of a matrix in shared memory: rows of its summed index across (K-major; PANEL
+ * is not used) or down (the panels of 64 columns PANEL bytes apart). */
+static __device__ __forceinline__ uint64_t wg_desc(uint32_t at, uint32_t panel)
+{
+    return (uint64_t)(at >> 4 & 0x3fff) | (uint64_t)(panel >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 |
+            (uint64_t)1 << 62;
+}
+
+#define R4(x, i) "+f"(x[i]), "+f"(x[(i) + 1]), "+f"(x[(i) + 2]), "+f"(x[(i) + 3])
+#define R16(x, i) R4(x, i), R4(x, (i) + 4), R4(x, (i) + 8), R4(x, (i) + 12)
+#define L32 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22," \
+        "%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define L64 L32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,"   \
+        "%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+
+#define W4(x, i) "=f"(x[i]), "=f"(x[(i) + 1]), "=f"(x[(i) + 2]), "=f"(x[(i) + 3])
+#define W16(x, i) W4(x, i), W4(x, (i) + 4), W4(x, (i) + 8), W4(x, (i) + 12)
+
+/* c[64, N] = a[64, 16] b[N, 16]^T, or += when ADD, both in shared memory with k across. What does
+ * not add only writes c: read, it would tie a product to the values of the tile before. */
+template <int N, bool ADD>
+static __device__ __forceinline__ void wg_ss(float *c, uint64_t a, uint64_t b)
+{
+#define SS64 "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                          \
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " L32 "}, %32, %33, p, 1, 1, 0, 0;\n}\n"
+#define SS128 "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                         \
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " L64 "}, %64, %65, p, 1, 1, 0, 0;\n}\n"
+    if (N == 64 && ADD)
+        asm volatile(SS64 : R16(c, 0), R16(c, 16) : "l"(a), "l"(b), "r"(1));
+    else if (N == 64)
+        asm volatile(SS64 : W16(c, 0), W16(c, 16) : "l"(a), "l"(b), "r"(0));
+    else if (ADD)
+        asm volatile(SS128 : R16(c, 0), R16(c, 16), R16(c, 32), R16(c, 48)
+                     : "l"(a), "l"(b), "r"(1));
+    else
+        asm volatile(SS128 : W16(c, 0), W16(c, 16), W16(c, 32), W16(c, 48)
+                     : "l"(a), "l"(b), "r"(0));
+}
+
+/* c[64, N] += a[64, 16] b[16, N], a in registers, b in shared memory with k down. */
+template <int N>
+static __device__ __forceinline__ void wg_rs(float *c, const uint32_t *a, uint64_t b)
+{
+    if (N == 64)
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " L32
+                     "}, {%32,%33,%34,%35}, %36, p, 1, 1, 1;\n}\n"
+                     : R16(c, 0), R16(c, 16)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));
+    else
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " L64
+                     "}, {%64,%65,%66,%67}, %68, p, 1, 1, 1;\n}\n"
+                     : R16(c, 0), R16(c, 16), R16(c, 32), R16(c, 48)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));
+}
+
+/* c[64, N] = x y^T over hd: x the 64 rows at X of a tile of XR rows, y a tile of N rows. */
+template <int HDP, int N, int XR>
+static __device__ __forceinline__ void wg_scores(float *c, uint32_t x, uint32_t y)
+{
+    wg_ss<N, false>(c, wg_desc(x, 0), wg_desc(y, 0));
+#pragma unroll
+    for (int k = 1; k < HDP / 16; k++)
+        wg_ss<N, true>(c, wg_desc(x + k / 4 * XR * 128 + k % 4 * 32, 0),
+                       wg_desc(y + k / 4 * N * 128 + k % 4 * 32, 0));
+}
+
+/* c[64, HDP] += p y: p[64, N] in registers, y a tile of N rows. */
+template <int HDP, int N>
+static __device__ __forceinline__ void wg_mix(float *c, const uint32_t *p, uint32_t y)
+{
+#pragma unroll
+    for (int k = 0; k < N / 16; k++)
+        wg_rs<HDP>(c, p + 4 * k, wg_desc(y + k * 16 * 128, N * 128));
+}
+
+/* x[64, N] of a warpgroup in BF16, as the left side of a product. */
+template <int N> static __device__ __forceinline__ void wg_pack(uint32_t *p, const float *x)
+{
+#pragma unroll
+    for (int i = 0; i < N / 4; i++)
+        p[i] = pack2(x[2 * i], x[2 * i + 1]);
+}
+
+/* Where chunk c of row r of a tile of ROWS rows lies. */
+template <int ROWS> static __device__ __forceinline__ uint32_t wg_chunk(int r, int c)
+{
+    return c / 8 * ROWS * 128 + r * 128 + ((c ^ r) & 7) * 16;
+}
+
+/* Puts a warp's 16 rows from row of x[64, HDP] * f[half] into a tile of ROWS rows, as BF16. */
+template <int HDP, int ROWS>
+static __device__ __forceinline__ void wg_stage(char *tile, const float *x, const float *f, int row,
+        int lane)
+{
+#pragma unroll
+    for (int n = 0; n < HDP / 8; n++)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            *(uint32_t *)(tile + wg_chunk<ROWS>(row + lane / 4 + h * 8, n) + (lane & 3) * 4) =
+                    pack2(x[n * 4 + h * 2] * f[h], x[n * 4 + h * 2 + 1] * f[h]);
+    __syncwarp();
+}
+
+template <int R> static __device__ __forceinline__ void regs_more()
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(R));
+}
+template <int R> static __device__ __forceinline__ void regs_less()
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(R));
+}
+#endif
+#endif
+#endif
