@@ -283,7 +283,7 @@ template <int RP, bool ROWS, bool TRANS> static __device__ __forceinline__ void 
 /* h tile [TILE, RP] = x tile . w over all k, for each of NM products; 4 warps of 16 tokens. BY: w is
  * b [in, rank]. */
 template <int RP, int NM, bool BY> static __global__ void __launch_bounds__(128) shrink_mma(
-        const struct hidden h, const bf16 *x, int64_t ldx, int64_t in,
+        const __grid_constant__ struct hidden h, const bf16 *x, int64_t ldx, int64_t in,
         const __grid_constant__ struct runs q)
 {
     extern __shared__ __align__(16) unsigned char smem[];
@@ -334,7 +334,7 @@ enum { CHUNK = 1024 };          /* tokens whose products are summed before they 
 /* part[chunk][c][m][r] = sum over the chunk's tokens of p[t, c] h of product m [t, r]; chunks of all
  * runs in a row. */
 template <int RP, int NM> static __global__ void __launch_bounds__(128) outer_mma(float *part,
-        const bf16 *p, int64_t ldp, int64_t C, const struct hidden h, int ldr,
+        const bf16 *p, int64_t ldp, int64_t C, const __grid_constant__ struct hidden h, int ldr,
         const __grid_constant__ struct runs q)
 {
     extern __shared__ __align__(16) unsigned char smem[];
@@ -409,7 +409,7 @@ template <bool BY> static __global__ void outer_join(const float *part, int64_t 
     g[i] += BY ? u.scale * sum : sum;
 }
 
-enum { OT = 128, OP = 68, ALONG = 8 };  /* columns of y at a time, a padded half row of them, tiles */
+enum { OT = 64, OP = OT + 4, ALONG = 4 };   /* columns of y at a time, a padded row of them, tiles */
 enum { KEPT = 6 };              /* steps of 16 ranks whose factor shared memory keeps */
 
 /* The factor's columns [o0, o0 + OT), ranks [r0, r0 + 16), as operands of the products: for each 8
@@ -437,7 +437,7 @@ template <bool BY> static __device__ __forceinline__ void load_w(uint32_t (*s)[3
 /* y tile [TILE, OT] = res + bias + s * sum over NM products of h tile . w; 4 warps of 16 tokens, ALONG
  * tiles one after the other. res and bias may be NULL, res may be y. */
 template <int NM, bool BY> static __global__ void __launch_bounds__(128) expand_mma(bf16 *y,
-        int64_t ldy, const bf16 *res, int64_t ldres, const float *bias, const struct hidden h,
+        int64_t ldy, const bf16 *res, int64_t ldres, const float *bias, const __grid_constant__ struct hidden h,
         int64_t out, const __grid_constant__ struct runs q)
 {
     __shared__ __align__(16) uint32_t ws[KEPT][OT / 8][32][2];
@@ -483,46 +483,41 @@ template <int NM, bool BY> static __global__ void __launch_bounds__(128) expand_
                 mma(acc[f], a, b.x, b.y);
             }
         }
+        __syncwarp();
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            __syncwarp();
+        for (int f = 0; f < OT / 8; f++) {
+            *(float2 *)&os[warp][g][f * 8 + k2] = make_float2(acc[f][0], acc[f][1]);
+            *(float2 *)&os[warp][g + 8][f * 8 + k2] = make_float2(acc[f][2], acc[f][3]);
+        }
+        __syncwarp();
 #pragma unroll
-            for (int f = 0; f < OT / 16; f++) {
-                const float *c = acc[half * (OT / 16) + f];
+        for (int i = 0; i < 4; i++) {
+            int row = i * 4 + lane / 8, c = lane % 8 * 8, t = t0 + warp * 16 + row;
+            int64_t o = o0 + c;
+            float v[8] = {}, e[8];
 
-                *(float2 *)&os[warp][g][f * 8 + k2] = make_float2(c[0], c[1]);
-                *(float2 *)&os[warp][g + 8][f * 8 + k2] = make_float2(c[2], c[3]);
-            }
-            __syncwarp();
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                int row = i * 4 + lane / 8, c = lane % 8 * 8, t = t0 + warp * 16 + row;
-                int64_t o = o0 + half * (OT / 2) + c;
-                float v[8] = {}, e[8];
-
-                if (t >= t1 || o >= out)
-                    continue;
-                if (res)
-                    ldv<8>(v, res + (int64_t)t * ldres + o);
-                if (bias) {
-                    ldv<8>(e, bias + o);
-#pragma unroll
-                    for (int k = 0; k < 8; k++)
-                        v[k] += e[k];
-                }
-                ldv<8>(e, &os[warp][row][c]);
-#pragma unroll
-                for (int k = 0; k < 8; k++)
-                    e[k] *= s;
-                if (!BY && u.drop > 0)
-#pragma unroll
-                    for (int k = 0; k < 8; k++)
-                        e[k] = keep(q.key[t], q.module, o + k, u.drop) ? e[k] / (1 - u.drop) : 0;
+            if (t >= t1 || o >= out)
+                continue;
+            if (res)
+                ldv<8>(v, res + (int64_t)t * ldres + o);
+            if (bias) {
+                ldv<8>(e, bias + o);
 #pragma unroll
                 for (int k = 0; k < 8; k++)
                     v[k] += e[k];
-                stv<8>(y + (int64_t)t * ldy + o, v);
             }
+            ldv<8>(e, &os[warp][row][c]);
+#pragma unroll
+            for (int k = 0; k < 8; k++)
+                e[k] *= s;
+            if (!BY && u.drop > 0)
+#pragma unroll
+                for (int k = 0; k < 8; k++)
+                    e[k] = keep(q.key[t], q.module, o + k, u.drop) ? e[k] / (1 - u.drop) : 0;
+#pragma unroll
+            for (int k = 0; k < 8; k++)
+                v[k] += e[k];
+            stv<8>(y + (int64_t)t * ldy + o, v);
         }
     }
 }

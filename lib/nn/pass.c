@@ -16,6 +16,7 @@ struct walk {
     struct seg *seg;            /* [L] */
     struct tw_op *embed;
     struct tw_tensor gx;        /* gradient of the residual stream, passed down the layers */
+    float *logp, *entropy, *mean;   /* of the rows asked for; read when all is queued: no wait before */
 };
 
 /* Below this layer nothing is trained, so nothing there needs to be kept or gone back through. */
@@ -54,6 +55,13 @@ static void start(struct walk *w)
         w->t.ops->begin(w->t.dev, m->opts.dtype, b->t0, b->nseq);
     w->t.rope = (struct tw_rope){ .cos = m->cos, .sin = m->sin, .rot = tw_rope_width(&m->cfg),
         .pos = upload(w, b->pos, T * sizeof *b->pos) };
+    if (!w->p->decode) {
+        size_t bytes = (size_t)w->p->rows.n * sizeof(float);
+
+        w->logp = tw_stack_take(w->t.st, bytes);
+        w->entropy = w->p->rows.entropy ? tw_stack_take(w->t.st, bytes) : NULL;
+        w->mean = w->p->rows.mean ? tw_stack_take(w->t.st, bytes) : NULL;
+    }
     if (b->drop)
         w->t.drop = upload(w, b->drop, T * sizeof *b->drop);
     w->seg = tw_arena_alloc(&w->p->arena, (size_t)m->cfg.L * sizeof *w->seg);
@@ -111,16 +119,16 @@ static struct tw_var *forward(struct walk *w)
     return x;
 }
 
-static void get_rows(struct walk *w, const struct tw_head *q)
+static void get_rows(struct walk *w)
 {
     struct tw_rows *r = &w->p->rows;
     size_t bytes = (size_t)r->n * sizeof(float);
 
-    w->t.ops->get(w->t.dev, r->logp, q->logp, bytes);
-    if (q->entropy)
-        w->t.ops->get(w->t.dev, r->entropy, q->entropy, bytes);
-    if (q->mean)
-        w->t.ops->get(w->t.dev, r->mean, q->mean, bytes);
+    w->t.ops->get(w->t.dev, r->logp, w->logp, bytes);
+    if (w->entropy)
+        w->t.ops->get(w->t.dev, r->entropy, w->entropy, bytes);
+    if (w->mean)
+        w->t.ops->get(w->t.dev, r->mean, w->mean, bytes);
 }
 
 static int head(struct walk *w, struct tw_var *h)
@@ -137,9 +145,9 @@ static int head(struct walk *w, struct tw_var *h)
     q.row = upload(w, r->row, n * sizeof *r->row);
     q.target = upload(w, r->target, n * sizeof *r->target);
     q.temp = r->temp ? upload(w, r->temp, bytes) : NULL;
-    q.logp = tw_stack_take(t->st, bytes);
-    q.entropy = r->entropy ? tw_stack_take(t->st, bytes) : NULL;
-    q.mean = r->mean ? tw_stack_take(t->st, bytes) : NULL;
+    q.logp = w->logp;
+    q.entropy = w->entropy;
+    q.mean = w->mean;
     if (w->backward)
         coef = tw_stack_take(t->st, bytes);
     if (w->backward && r->coef_mean)
@@ -147,7 +155,7 @@ static int head(struct walk *w, struct tw_var *h)
     if (!w->backward || r->coef_fn) {
         t->ops->head(t->dev, &q);
         if (r->coef_fn && !w->counting) {
-            get_rows(w, &q);
+            get_rows(w);
             for (int64_t i = 0; i < r->n; i++)
                 tw_rows_out(r, i);
             if (r->coef_fn(r->arg, r->user, r->n, w->err))
@@ -166,7 +174,6 @@ static int head(struct walk *w, struct tw_var *h)
         q.dw = hw->dw.data ? &hw->dw : NULL;
         t->ops->head(t->dev, &q);
     }
-    get_rows(w, &q);
     return 0;
 }
 
@@ -233,6 +240,7 @@ int tw_pass_run(struct tw_pass *p, struct tw_dev *dev, struct tw_stack *st, stru
         return -1;
     if (w.backward)
         back(&w, x, top);
+    get_rows(&w);
     return 0;
 }
 
