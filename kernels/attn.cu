@@ -4,7 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Keys and values of the pairs (sequence, kv head) whose items are mixed: they share the L2 cache. */
+/* Bytes of keys and values of the pairs (sequence, kv head) whose items are mixed: they share the
+ * L2 cache. */
 static const int64_t L2_SHARE = (int64_t)16 << 20;
 
 enum list { ROWS, KEYS };
@@ -283,6 +284,12 @@ static bool even(const struct tw_tensor *t)
     return t->dtype == TW_BF16 && t->ld % 8 == 0 && (uintptr_t)t->data % 16 == 0;
 }
 
+/* Whether sequences of few rows are kept apart in a call with heads of HD. */
+static bool few_apart(const struct cu_dev *d, bool fast, int64_t hd)
+{
+    return fast && cu_attn_few_smem(hd) <= d->smem_max;
+}
+
 static void attn(struct tw_dev *dev, struct tw_tensor *o, float *lse, const struct tw_tensor *q,
         const struct tw_tensor *k, const struct tw_tensor *v, const struct tw_attn *a)
 {
@@ -291,7 +298,7 @@ static void attn(struct tw_dev *dev, struct tw_tensor *o, float *lse, const stru
     struct attn_arg x;
     struct attn_count n;
 
-    if (!a->nseq || !q->rows || !begin(d, &x, a, fast))
+    if (!a->nseq || !q->rows || !begin(d, &x, a, few_apart(d, fast, a->hd)))
         return;
     x.q = q->data;
     x.k = k->data;
@@ -325,7 +332,7 @@ static void attn_bwd(struct tw_dev *dev, struct tw_tensor *dq, struct tw_tensor 
     struct attn_arg x;
     float *delta;
 
-    if (!a->nseq || !q->rows || !begin(d, &x, a, fast))
+    if (!a->nseq || !q->rows || !begin(d, &x, a, few_apart(d, fast, a->hd)))
         return;
     delta = (float *)cu_scratch(d, CU_S_ATTN, (size_t)(q->rows * a->nh) * sizeof *delta);
     if (!delta)
@@ -351,7 +358,7 @@ static void attn_bwd(struct tw_dev *dev, struct tw_tensor *dq, struct tw_tensor 
     cu_attn_delta(d, &x, delta, q->rows, q->dtype, fast);
     if (fast && cu_attn_wg_bwd(d, &x, &d->attn->count, q, k, v, dout))
         return;
-    if (fast)
+    if (fast && cu_attn_mma_bwd_smem(a->hd) <= d->smem_max)
         cu_attn_mma_bwd(d, &x, &d->attn->count);
     else
         cu_attn_simt_bwd(d, &x, &d->attn->count, q->dtype);
@@ -368,7 +375,8 @@ static void kv_put(struct tw_dev *dev, const struct tw_tensor *k, const struct t
     struct cu_dev *d = cu(dev);
     struct attn_arg x;
 
-    if (!a->nseq || !k->rows || !begin(d, &x, a, k->dtype == TW_BF16 && a->hd % 8 == 0))
+    if (!a->nseq || !k->rows || !begin(d, &x, a,
+            few_apart(d, k->dtype == TW_BF16 && a->hd % 8 == 0, a->hd)))
         return;
     x.k = k->data;
     x.v = v->data;

@@ -1,8 +1,8 @@
 /* attn.cuh - what the files of attention share.
  *
  * One way to look at a call everywhere: the queries of a sequence that read one kv head are rows,
- * row r being query r / group and query head kvh * group + r % group. So heads that share keys share
- * their loads. Keys and values are rows of k and v (packed) or lie in blocks of TW_KV_BLOCK tokens,
+ * row r being query r / group and query head kvh * group + r % group. So heads that share keys
+ * share their loads. Keys and values are rows of k and v (packed) or lie in blocks of TW_KV_BLOCK tokens,
  * laid out [nkv][K, V][TW_KV_BLOCK][hd] in the type of the activations.
  *
  * A call's sequences are uploaded as a table (struct cu_attn_tab) that is kept while they stay the
@@ -74,6 +74,9 @@ bool cu_attn_wg_bwd(struct cu_dev *d, const struct attn_arg *a, const struct att
 void cu_attn_mma(struct cu_dev *d, const struct attn_arg *a, const struct attn_count *n);
 void cu_attn_mma_bwd(struct cu_dev *d, const struct attn_arg *a, const struct attn_count *n);
 void cu_attn_few(struct cu_dev *d, const struct attn_arg *a, const struct attn_count *n);
+/* Shared memory that the second and third need for heads of HD. */
+size_t cu_attn_mma_bwd_smem(int64_t hd);
+size_t cu_attn_few_smem(int64_t hd);
 /* attn_simt.cu: any type and head size up to 256. */
 void cu_attn_simt(struct cu_dev *d, const struct attn_arg *a, const struct attn_count *n,
         enum tw_dtype t);
@@ -238,11 +241,17 @@ static __device__ __forceinline__ void load_keys(const struct attn_arg &a, const
     }
 }
 
-/* Lets a kernel have N bytes of shared memory; then launches are as usual. */
-template <typename K> static inline void smem_want(struct cu_dev *d, K *kernel, size_t n)
+/* Lets a kernel have N bytes of shared memory; false: this GPU has less. */
+template <typename K> static inline bool smem_want(struct cu_dev *d, K *kernel, size_t n)
 {
+    if (n > d->smem_max) {
+        cu_fail(d, "attention with heads of this size needs %zu KiB of shared memory a block, and "
+                "there are %zu: use --device cpu", n >> 10, d->smem_max >> 10);
+        return false;
+    }
     CU_TRY(d, cudaFuncSetAttribute((const void *)kernel,
             cudaFuncAttributeMaxDynamicSharedMemorySize, (int)n));
+    return true;
 }
 #endif
 #endif

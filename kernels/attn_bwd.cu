@@ -1,7 +1,7 @@
-/* attn_bwd.cu - backward of packed attention on tensor cores by mma.sync, without atomics: one pass
- * owns rows and makes dQ, another owns keys and makes dK and dV, each with all its sums in registers
- * in the order of tiles. Both are the same kernel with roles exchanged: the owner keeps 64 of X1, X2
- * in shared memory and goes over Y1, Y2 in tiles of 64,
+/* attn_bwd.cu - backward of packed attention on tensor cores by mma.sync, where attn_wg_bwd.cu does
+ * not go, without atomics: one pass owns rows and makes dQ, another owns keys and makes dK and dV,
+ * each with all its sums in registers in the order of tiles. Both are the same kernel with roles
+ * exchanged: the owner keeps 64 of X1, X2 in shared memory and goes over Y1, Y2 in tiles of 64,
  *   rows: X = Q, dO; Y = K, V        keys: X = K, V; Y = Q, dO
  *   S = X1 Y1^T, D = X2 Y2^T, P = 2^(S scale log2 e - lse), dS = P (D - delta),
  *   out1 += dS Y1 (dQ or dK, times scale at the end), out2 += P Y2 (dV).
@@ -177,7 +177,8 @@ static __device__ __forceinline__ void write_out(const attn_arg &a, const attn_s
 }
 
 template <int HDP, bool KEYS>
-static __global__ void __launch_bounds__(128, HDP > 128 ? 1 : 2) bwd_k(const __grid_constant__ attn_arg a)
+static __global__ void __launch_bounds__(128, HDP > 128 ? 1 : 2)
+bwd_k(const __grid_constant__ attn_arg a)
 {
     using B = bwd<HDP>;
     extern __shared__ __align__(128) char mem[];
@@ -241,11 +242,17 @@ static void bwd_run(struct cu_dev *d, const struct attn_arg *a, int items)
 
     if (!items)
         return;
-    smem_want(d, bwd_k<HDP, KEYS>, B::SMEM);
+    if (!smem_want(d, bwd_k<HDP, KEYS>, B::SMEM))
+        return;
     dim3 grid((unsigned)items, (unsigned)cu_div(a->hd, B::HO), ITEM / N);
 
     bwd_k<HDP, KEYS><<<grid, 128, B::SMEM, d->stream>>>(*a);
     CU_DONE(d, "attention's backward");
+}
+
+size_t cu_attn_mma_bwd_smem(int64_t hd)
+{
+    return hd <= 64 ? bwd<64>::SMEM : hd <= 128 ? bwd<128>::SMEM : bwd<256>::SMEM;
 }
 
 void cu_attn_mma_bwd(struct cu_dev *d, const struct attn_arg *a, const struct attn_count *n)

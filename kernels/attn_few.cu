@@ -280,9 +280,15 @@ static void few_run(struct cu_dev *d, const struct attn_arg *a, const struct att
 {
     dim3 grid((unsigned)a->splits, (unsigned)(a->nkv * n->few_tiles), (unsigned)n->few);
 
-    smem_want(d, few_k<HDP>, few<HDP>::SMEM);
+    if (!smem_want(d, few_k<HDP>, few<HDP>::SMEM))
+        return;
     few_k<HDP><<<grid, 128, few<HDP>::SMEM, d->stream>>>(*a);
     CU_DONE(d, "attention of few rows");
+}
+
+size_t cu_attn_few_smem(int64_t hd)
+{
+    return hd <= 64 ? few<64>::SMEM : hd <= 128 ? few<128>::SMEM : few<256>::SMEM;
 }
 
 void cu_attn_few(struct cu_dev *d, const struct attn_arg *given, const struct attn_count *n)

@@ -1,6 +1,6 @@
-/* attn_mma.cu - attention on tensor cores by mma.sync, forward. One block takes a work item (a
- * half of it for wide heads): rows of one (sequence, kv head), and goes over its keys in tiles of 64 with a
- * running maximum and sum:
+/* attn_mma.cu - attention on tensor cores by mma.sync, forward: over blocks, heads of more than
+ * 128, and GPUs before Hopper. One block takes a work item (a half of it for wide heads), rows of
+ * one (sequence, kv head), and goes over its keys in tiles of 64 with a running maximum and sum:
  *   S = Q K^T in registers, P = 2^(S scale log2 e - max), O = O 2^(old max - max) + P V.
  * P is rounded to BF16 for its product; sums are F32. Loads of K run beside P V, loads of V beside
  * Q K^T. The order of sums is a row's own: by key tile from its work item's first. */
@@ -112,7 +112,8 @@ static __device__ __forceinline__ void pv(float (*o)[HDP / 8][4], float (*s)[KEY
         for (int m = 0; m < MT; m++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                fp[m][i] = pack2(s[m][2 * x + i / 2][i % 2 * 2], s[m][2 * x + i / 2][i % 2 * 2 + 1]);
+                fp[m][i] = pack2(s[m][2 * x + i / 2][i % 2 * 2],
+                                 s[m][2 * x + i / 2][i % 2 * 2 + 1]);
 #pragma unroll
         for (int n = 0; n < HDP / 16; n++) {
             uint32_t fv[4];
@@ -166,7 +167,8 @@ static __device__ __forceinline__ void finish(const attn_arg &a, const attn_seq 
 }
 
 template <int HDP, int MT, bool PAGED>
-static __global__ void __launch_bounds__(128, HDP > 128 ? 1 : 2) fwd_k(const __grid_constant__ attn_arg a)
+static __global__ void __launch_bounds__(128, HDP > 128 ? 1 : 2)
+fwd_k(const __grid_constant__ attn_arg a)
 {
     using F = fwd<HDP, MT>;
     extern __shared__ __align__(128) char mem[];
@@ -174,7 +176,8 @@ static __global__ void __launch_bounds__(128, HDP > 128 ? 1 : 2) fwd_k(const __g
     attn_tile t = a.t.rows[blockIdx.x];
     attn_seq s = a.t.seq[t.seq];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = warp * MT * 16;
-    int r0 = t.r0 + (MT == 1 ? (int)blockIdx.y * F::M : 0), rows = min(s.nq * a.group, t.r0 + a.per);
+    int rows = min(s.nq * a.group, t.r0 + a.per);
+    int r0 = t.r0 + (MT == 1 ? (int)blockIdx.y * F::M : 0);
 
     if (s.packed == PAGED || r0 >= rows)
         return;
@@ -226,12 +229,14 @@ static void fwd_run(struct cu_dev *d, const struct attn_arg *a, const struct att
     dim3 grid((unsigned)n->rows, ITEM / F::M);
 
     if (n->packed) {
-        smem_want(d, fwd_k<HDP, MT, false>, F::SMEM);
+        if (!smem_want(d, fwd_k<HDP, MT, false>, F::SMEM))
+            return;
         fwd_k<HDP, MT, false><<<grid, 128, F::SMEM, d->stream>>>(*a);
         CU_DONE(d, "attention");
     }
     if (n->paged) {
-        smem_want(d, fwd_k<HDP, MT, true>, F::SMEM);
+        if (!smem_want(d, fwd_k<HDP, MT, true>, F::SMEM))
+            return;
         fwd_k<HDP, MT, true><<<grid, 128, F::SMEM, d->stream>>>(*a);
         CU_DONE(d, "attention over blocks");
     }

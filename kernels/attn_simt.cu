@@ -121,6 +121,16 @@ template <typename A, bool PAGED> static __global__ void fwd_k(const __grid_cons
     }
 }
 
+/* Writes a row of sums. */
+template <typename A>
+static __device__ __forceinline__ void write(A *to, const float *x, int hd)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if (i * 32 + (int)threadIdx.x % 32 < hd)
+            st1(to + i * 32 + threadIdx.x % 32, x[i]);
+}
+
 /* As in attn_bwd.cu: KEYS says who owns. X the owner's N, Y what it goes over. */
 template <typename A, bool KEYS> static __global__ void bwd_k(const __grid_constant__ attn_arg a)
 {
@@ -176,23 +186,15 @@ template <typename A, bool KEYS> static __global__ void bwd_k(const __grid_const
             mix(out2, p, y2, ld, a.hd);
     }
 #pragma unroll
-    for (int r = 0; r < W; r++) {
+    for (int r = 0; r < W && own0 + row + r < own_end; r++) {
         int at = own0 + row + r;
+        int64_t kv = (int64_t)t.kvh * a.hd;
 
-        if (at >= own_end)
-            break;
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            int64_t c = i * 32 + lane, kv = (int64_t)t.kvh * a.hd + c;
-
-            if (c >= a.hd)
-                break;
-            if (KEYS) {
-                st1((A *)a.dk + (s.q0 + at) * a.lddk + kv, out1[r][i]);
-                st1((A *)a.dv + (s.q0 + at) * a.lddv + kv, out2[r][i]);
-            } else {
-                st1((A *)a.dq + row_at(a, s, t.kvh, at, a.lddq) + c, out1[r][i]);
-            }
+        if (KEYS) {
+            write<A>((A *)a.dk + (s.q0 + at) * a.lddk + kv, out1[r], a.hd);
+            write<A>((A *)a.dv + (s.q0 + at) * a.lddv + kv, out2[r], a.hd);
+        } else {
+            write<A>((A *)a.dq + row_at(a, s, t.kvh, at, a.lddq), out1[r], a.hd);
         }
     }
 }
@@ -268,12 +270,14 @@ void cu_attn_simt(struct cu_dev *d, const struct attn_arg *a, const struct attn_
         return;
     CU_ACT(t, {
         if (n->packed) {
-            smem_want(d, fwd_k<A, false>, smem);
+            if (!smem_want(d, fwd_k<A, false>, smem))
+                return;
             fwd_k<A, false><<<grid, 256, smem, d->stream>>>(*a);
             CU_DONE(d, "attention (plain)");
         }
         if (n->paged) {
-            smem_want(d, fwd_k<A, true>, smem);
+            if (!smem_want(d, fwd_k<A, true>, smem))
+                return;
             fwd_k<A, true><<<grid, 256, smem, d->stream>>>(*a);
             CU_DONE(d, "attention over blocks (plain)");
         }
@@ -288,10 +292,12 @@ void cu_attn_simt_bwd(struct cu_dev *d, const struct attn_arg *a, const struct a
     if (!n->keys)
         return;
     CU_ACT(t, {
-        smem_want(d, bwd_k<A, true>, smem);
+        if (!smem_want(d, bwd_k<A, true>, smem))
+            return;
         bwd_k<A, true><<<dim3((unsigned)n->keys, ITEM / N), 256, smem, d->stream>>>(*a);
         CU_DONE(d, "attention's backward by keys (plain)");
-        smem_want(d, bwd_k<A, false>, smem);
+        if (!smem_want(d, bwd_k<A, false>, smem))
+            return;
         bwd_k<A, false><<<dim3((unsigned)n->rows, ITEM / N), 256, smem, d->stream>>>(*a);
         CU_DONE(d, "attention's backward by rows (plain)");
     });

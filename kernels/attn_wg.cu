@@ -228,7 +228,7 @@ static __global__ void __launch_bounds__(384, 1) fwd_k(const __grid_constant__ a
 #endif
 }
 
-/* cuTensorMapEncodeTiled of the driver, which is not linked: the library loads where there is none. */
+/* cuTensorMapEncodeTiled of the driver, which is not linked: the library loads without it. */
 typedef int encode_fn(struct tma_map *m, int type, uint32_t rank, void *base, const uint64_t *dim,
         const uint64_t *stride, const uint32_t *box, const uint32_t *step, int interleave,
         int swizzle, int promotion, int fill);
@@ -260,7 +260,8 @@ bool cu_attn_map(struct tma_map *m, const struct tw_tensor *t, int64_t hd,
 template <int HDP>
 static void fwd_run(struct cu_dev *d, const struct attn_arg *a, int items, const tma_map *m)
 {
-    smem_want(d, fwd_k<HDP>, wgf<HDP>::SMEM);
+    if (!smem_want(d, fwd_k<HDP>, wgf<HDP>::SMEM))
+        return;
     fwd_k<HDP><<<(unsigned)items, 384, wgf<HDP>::SMEM, d->stream>>>(*a, m[0], m[1], m[2]);
     CU_DONE(d, "attention (warpgroups)");
 }

@@ -1,13 +1,13 @@
-/* attn_wg_bwd.cu - backward of packed attention on Hopper, heads up to 128: attn_bwd.cu's two passes
- * with the machinery of attn_wg.cu. A block has two warpgroups of 64 rows each and a third that
+/* attn_wg_bwd.cu - backward of packed attention on Hopper, heads up to 128: attn_bwd.cu's passes
+ * with the machinery of attn_wg.cu. A block has two warpgroups of 64 rows each, and a third that
  * brings the tiles they go over.
- *   keys_k owns 128 keys and goes over tiles of up to 64 rows, whole queries with all the heads that
- *     read its kv head: S^T = K Q^T, D^T = V dO^T, dV += P^T dO, dK += dS^T Q.
+ *   keys_k owns 128 keys and goes over tiles of up to 64 rows, whole queries with all the heads
+ *     that read its kv head: S^T = K Q^T, D^T = V dO^T, dV += P^T dO, dK += dS^T Q.
  *   rows_k owns a work item's rows and goes over tiles of 128 keys: S = Q K^T, D = dO V^T,
  *     dQ += dS K.
- * The left sides P and dS come from registers, rounded to BF16. While a warpgroup computes P and dS
- * of a tile the tensor cores work for the other one, and finish its own products of the tile
- * before. */
+ * The left sides P and dS come from registers, rounded to BF16. While a warpgroup computes P and
+ * dS the tensor cores work for the other one. S and D made twice cost 7 products for 5, but every
+ * sum has one owner: the fast alternative adds to dQ by atomics in an order that nobody knows. */
 #include "wgmma.cuh"
 
 #define STAGES_K 3              /* of keys_k */
@@ -120,6 +120,26 @@ static __device__ __forceinline__ void keys_produce(const attn_arg &a, const map
     }
 }
 
+/* Scores of a tile become P. A lane's are of keys key and key + 8, of rows from where STAT begins. */
+static __device__ __forceinline__ void keys_soft(const attn_arg &a, float *sc, const float *stat,
+        int q, int key, bool mask, int lane)
+{
+    float l2 = a.scale * LOG2E;
+
+#pragma unroll
+    for (int n = 0; n < N / 2; n++)
+        sc[n] = ex2(sc[n] * l2 - stat[n / 4 * 8 + (n & 1)]);
+    if (!mask)
+        return;
+#pragma unroll
+    for (int n = 0; n < N / 2; n++) {
+        int i = q + row_query(a, n / 4 * 8 + (lane & 3) * 2 + (n & 1)), j = key + (n >> 1 & 1) * 8;
+
+        if (j > i || (a.window && i - j >= a.window))
+            sc[n] = 0;
+    }
+}
+
 template <int HDP>
 static __device__ __forceinline__ void keys_consume(const attn_arg &a, char *base, uint32_t mem,
         const attn_tile &t, const attn_seq &s, const span &x)
@@ -130,7 +150,7 @@ static __device__ __forceinline__ void keys_consume(const attn_arg &a, char *bas
     int row = wg * 64 + threadIdx.x % 128 / 32 * 16, low = t.r0 + wg * 64;
     int key = t.r0 + row + lane / 4;
     uint32_t k = mem + wg * 64 * 128, v = k + M::OWN, pp[N / 4], pd[N / 4];
-    float dk[HDP / 2], dv[HDP / 2], sc[N / 2], d[N / 2], l2 = a.scale * LOG2E;
+    float dk[HDP / 2], dv[HDP / 2], sc[N / 2], d[N / 2];
 
 #pragma unroll
     for (int n = 0; n < HDP / 2; n++)
@@ -155,25 +175,7 @@ static __device__ __forceinline__ void keys_consume(const attn_arg &a, char *bas
         wg_commit();
         wg_wait<1>();
         wg_hold<N / 2>(sc);
-#pragma unroll
-        for (int n = 0; n < N / 8; n++) {
-            float2 lse = *(const float2 *)(stat + n * 8);
-
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                sc[n * 4 + e] = ex2(sc[n * 4 + e] * l2 - (e & 1 ? lse.y : lse.x));
-        }
-        if (mask)
-#pragma unroll
-            for (int n = 0; n < N / 8; n++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    int at = q + row_query(a, n * 8 + (lane & 3) * 2 + (e & 1));
-                    int j = key + (e >> 1) * 8;
-
-                    if (j > at || (a.window && at - j >= a.window))
-                        sc[n * 4 + e] = 0;
-                }
+        keys_soft(a, sc, stat, q, key, mask, lane);
         wg_pack<N>(pp, sc);
         wg_fence();
         wg_mix<HDP, N>(dv, pp, yo);
@@ -181,13 +183,8 @@ static __device__ __forceinline__ void keys_consume(const attn_arg &a, char *bas
         wg_wait<1>();
         wg_hold<N / 2>(d);
 #pragma unroll
-        for (int n = 0; n < N / 8; n++) {
-            float2 delta = *(const float2 *)(stat + N + n * 8);
-
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                d[n * 4 + e] = sc[n * 4 + e] * (d[n * 4 + e] - (e & 1 ? delta.y : delta.x));
-        }
+        for (int n = 0; n < N / 2; n++)
+            d[n] = sc[n] * (d[n] - stat[N + n / 4 * 8 + (n & 1)]);
         wg_pack<N>(pd, d);
         wg_fence();
         wg_mix<HDP, N>(dk, pd, yq);
@@ -262,6 +259,26 @@ static __device__ __forceinline__ void rows_produce(const attn_arg &a, const map
     }
 }
 
+/* Scores of key tile j become P. A lane's are of rows at pos[0] and pos[1]. */
+static __device__ __forceinline__ void rows_soft(const attn_arg &a, float *sc, const float *lse,
+        const int *pos, int j, bool mask, int lane)
+{
+    float l2 = a.scale * LOG2E;
+
+#pragma unroll
+    for (int n = 0; n < 64; n++)
+        sc[n] = ex2(sc[n] * l2 - lse[n >> 1 & 1]);
+    if (!mask)
+        return;
+#pragma unroll
+    for (int n = 0; n < 64; n++) {
+        int key = j + n / 4 * 8 + (lane & 3) * 2 + (n & 1), p = pos[n >> 1 & 1];
+
+        if (key > p || (a.window && p - key >= a.window))
+            sc[n] = 0;
+    }
+}
+
 template <int HDP>
 static __device__ __forceinline__ void rows_consume(const attn_arg &a, char *base, uint32_t mem,
         const attn_tile &t, const attn_seq &s, int rows, int from, int end)
@@ -273,7 +290,7 @@ static __device__ __forceinline__ void rows_consume(const attn_arg &a, char *bas
     int first = row_query(a, t.r0 + wg * 64);
     int last = row_query(a, min(t.r0 + wg * 64 + 64, rows) - 1);
     uint32_t q = mem + wg * 64 * 128, g = q + M::TILE, pd[32];
-    float dq[HDP / 2], sc[64], d[64], l2 = a.scale * LOG2E, lse[2], delta[2];
+    float dq[HDP / 2], sc[64], d[64], lse[2], delta[2];
 
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -299,17 +316,8 @@ static __device__ __forceinline__ void rows_consume(const attn_arg &a, char *bas
         wg_commit();
         wg_wait<1>();
         wg_hold<64>(sc);
-#pragma unroll
-        for (int n = 0; n < 64; n++)
-            sc[n] = ex2(sc[n] * l2 - lse[n >> 1 & 1]);
-        if (j + 128 > first + 1 || (a.window && last - j >= a.window))
-#pragma unroll
-            for (int n = 0; n < 64; n++) {
-                int key = j + n / 4 * 8 + (lane & 3) * 2 + (n & 1), p = pos[n >> 1 & 1];
-
-                if (key > p || (a.window && p - key >= a.window))
-                    sc[n] = 0;
-            }
+        rows_soft(a, sc, lse, pos, j,
+                  j + 128 > first + 1 || (a.window && last - j >= a.window), lane);
         wg_wait<0>();
         wg_hold<64>(d);
 #pragma unroll
@@ -360,10 +368,12 @@ template <int HDP>
 static void bwd_run(struct cu_dev *d, const struct attn_arg *a, const struct attn_count *n,
         const struct maps *keys, const struct maps *rows)
 {
-    smem_want(d, keys_k<HDP>, keys_mem<HDP>::SMEM);
+    if (!smem_want(d, keys_k<HDP>, keys_mem<HDP>::SMEM))
+        return;
     keys_k<HDP><<<(unsigned)n->keys, 384, keys_mem<HDP>::SMEM, d->stream>>>(*a, *keys);
     CU_DONE(d, "attention's backward by keys (warpgroups)");
-    smem_want(d, rows_k<HDP>, rows_mem<HDP>::SMEM);
+    if (!smem_want(d, rows_k<HDP>, rows_mem<HDP>::SMEM))
+        return;
     rows_k<HDP><<<(unsigned)n->rows, 384, rows_mem<HDP>::SMEM, d->stream>>>(*a, *rows);
     CU_DONE(d, "attention's backward by rows (warpgroups)");
 }

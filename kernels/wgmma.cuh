@@ -84,8 +84,8 @@ template <int N> static __device__ __forceinline__ void wg_hold(float *x)
  * is not used) or down (the panels of 64 columns PANEL bytes apart). */
 static __device__ __forceinline__ uint64_t wg_desc(uint32_t at, uint32_t panel)
 {
-    return (uint64_t)(at >> 4 & 0x3fff) | (uint64_t)(panel >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 |
-            (uint64_t)1 << 62;
+    return (uint64_t)(at >> 4 & 0x3fff) | (uint64_t)(panel >> 4) << 16 |
+            (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 
 #define R4(x, i) "+f"(x[i]), "+f"(x[(i) + 1]), "+f"(x[(i) + 2]), "+f"(x[(i) + 3])
@@ -103,10 +103,10 @@ static __device__ __forceinline__ uint64_t wg_desc(uint32_t at, uint32_t panel)
 template <int N, bool ADD>
 static __device__ __forceinline__ void wg_ss(float *c, uint64_t a, uint64_t b)
 {
-#define SS64 "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                          \
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " L32 "}, %32, %33, p, 1, 1, 0, 0;\n}\n"
-#define SS128 "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                         \
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " L64 "}, %64, %65, p, 1, 1, 0, 0;\n}\n"
+#define SS(l, at, a, b) "{\n.reg .pred p;\nsetp.ne.b32 p, %" at ", 0;\n"                            \
+        "wgmma.mma_async.sync.aligned.m64n" l "}, %" a ", %" b ", p, 1, 1, 0, 0;\n}\n"
+#define SS64 SS("64k16.f32.bf16.bf16 " L32, "34", "32", "33")
+#define SS128 SS("128k16.f32.bf16.bf16 " L64, "66", "64", "65")
     if (N == 64 && ADD)
         asm volatile(SS64 : R16(c, 0), R16(c, 16) : "l"(a), "l"(b), "r"(1));
     else if (N == 64)

@@ -488,6 +488,9 @@ int main(int argc, char **argv)
 
     setvbuf(stdout, NULL, _IOLBF, 0);
     dev.head.ops = &ops;
+    int smem = 0;
+    CU_TRY(&dev, cudaDeviceGetAttribute(&smem, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
+    dev.smem_max = (size_t)smem;
     CU_TRY(&dev, cudaStreamCreate(&dev.stream));
     cu_attn_ops(&ops);
     if (argc > 1 && !strcmp(argv[1], "time")) {
