@@ -27,7 +27,8 @@ struct cu_attn;                 /* attn.cu: what attention keeps between calls *
 
 struct cu_dev {
     struct tw_dev_head head;    /* first: this is a struct tw_dev */
-    int index, sms;
+    int index, sms, major, minor;
+    double hz;                  /* the highest clock */
     size_t smem_max;            /* bytes of shared memory a block may have */
     cudaStream_t stream;        /* everything is queued here, in order */
     struct tw_err err;          /* the first failure */

@@ -45,7 +45,7 @@ static void *take(struct cu_dev *d, size_t n, struct tw_err *err)
     cudaGetLastError();         /* an allocation that failed leaves nothing behind */
     cudaMemGetInfo(&free, &total);
     if (e == cudaErrorMemoryAllocation)
-        tw_fail(err, NULL, 0, "GPU %d has no room for %.2f GiB more (%.2f of %.2f GiB free): use a "
+        tw_fail_code(err, TW_ENOMEM, NULL, 0, "GPU %d has no room for %.2f GiB more (%.2f of %.2f GiB free): use a "
                 "smaller --micro-tokens, --recompute, or a shorter --max-length", d->index, gib(n),
                 gib(free), gib(total));
     else
@@ -149,6 +149,24 @@ static int d_sync(struct tw_dev *dev, struct tw_err *err)
     return -1;
 }
 
+static void d_memory(struct tw_dev *dev, size_t *used, size_t *free)
+{
+    size_t total = 0;
+
+    *free = 0;
+    CU_TRY(cu(dev), cudaMemGetInfo(free, &total));
+    *used = total - *free;
+}
+
+/* Dense products: multiply-adds a multiprocessor makes in a cycle, at the highest clock. */
+static double d_peak(const struct tw_dev *dev, enum tw_dtype t)
+{
+    const struct cu_dev *d = (const struct cu_dev *)dev;
+    double each = t == TW_F32 ? 128 : d->major >= 9 ? 2048 : d->major == 8 && d->minor ? 512 : 1024;
+
+    return 2 * each * d->sms * d->hz;
+}
+
 static void d_close(struct tw_dev *dev)
 {
     struct cu_dev *d = cu(dev);
@@ -181,6 +199,8 @@ static struct tw_ops make_ops()
     o.copy = d_copy;
     o.zero = d_zero;
     o.sync = d_sync;
+    o.memory = d_memory;
+    o.peak = d_peak;
     o.close = d_close;
     cu_mat_ops(&o);
     cu_elem_ops(&o);
@@ -196,7 +216,7 @@ static struct tw_ops make_ops()
 static bool start(struct cu_dev *d, struct tw_err *err)
 {
     cudaDeviceProp p;
-    int n = 0, smem = 0;
+    int n = 0, smem = 0, khz = 0;
     cudaError_t e = cudaGetDeviceCount(&n);
 
     if (e != cudaSuccess || !n)
@@ -211,6 +231,10 @@ static bool start(struct cu_dev *d, struct tw_err *err)
         return !tw_fail(err, NULL, 0, "GPU %d (%s) has compute capability %d.%d, 8.0 is needed: "
                 "use --device cpu", d->index, p.name, p.major, p.minor);
     d->sms = p.multiProcessorCount;
+    d->major = p.major;
+    d->minor = p.minor;
+    CU_TRY(d, cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, d->index));
+    d->hz = khz * 1e3;
     CU_TRY(d, cudaDeviceGetAttribute(&smem, cudaDevAttrMaxSharedMemoryPerBlockOptin, d->index));
     d->smem_max = (size_t)smem;
     CU_TRY(d, cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking));

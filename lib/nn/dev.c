@@ -1,17 +1,46 @@
 /* dev.c - choosing a device, and what all devices share */
+#include "base/avail.h"
 #include "base/io.h"
 #include "base/mem.h"
 #include "kernels/cuda.h"
 #include <dlfcn.h>
 #include <limits.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 void tw_dev_close(struct tw_dev *d)
 {
     if (d)
         tw_ops(d)->close(d);
+}
+
+size_t tw_dev_free(struct tw_dev *d)
+{
+    size_t used, room;
+
+    if (!tw_ops(d)->memory)
+        return tw_memory_available();
+    tw_ops(d)->memory(d, &used, &room);
+    return room;
+}
+
+double tw_dev_peak(const struct tw_dev *d, enum tw_dtype t)
+{
+    return tw_ops(d)->peak ? tw_ops(d)->peak(d, t) : INFINITY;
+}
+
+size_t tw_dev_used(struct tw_dev *d)
+{
+    size_t used, room;
+    struct rusage r;
+
+    if (!tw_ops(d)->memory)
+        return getrusage(RUSAGE_SELF, &r) ? 0 : (size_t)r.ru_maxrss * 1024;
+    tw_ops(d)->memory(d, &used, &room);
+    return used;
 }
 
 /* BIN/../lib/libtw-cuda.so of the running command: so in the build folder, so when installed. */

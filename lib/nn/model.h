@@ -142,6 +142,8 @@ struct tw_plan {
     size_t weights, adapters, gradients, optimizer, activations, head, state, total;
     double flops_forward, flops_step;
 };
+/* FLOPs of all passes since this was last asked (a multiply-add is two). */
+double tw_model_flops(struct tw_model *m);
 int tw_model_plan(struct tw_model *m, struct tw_adapter *a, int64_t tokens, int64_t nseq,
         int64_t longest, unsigned flags, struct tw_plan *out, struct tw_err *err);
 

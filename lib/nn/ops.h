@@ -126,6 +126,10 @@ struct tw_ops {
     void (*copy)(struct tw_dev *d, void *dst, const void *src, size_t bytes);
     void (*zero)(struct tw_dev *d, void *p, size_t bytes);
     int (*sync)(struct tw_dev *d, struct tw_err *err);  /* waits; the sticky error */
+    /* Bytes of the device that are taken (by whom ever) and that are free; and the most FLOPs a second
+     * of products of T. NULL, both: the host's, and not known. */
+    void (*memory)(struct tw_dev *d, size_t *used, size_t *free);
+    double (*peak)(const struct tw_dev *d, enum tw_dtype t);
 
     /* What the ops up to the next begin() belong to: the dtype of the products, and a packed batch of
      * NSEQ sequences, t0 (host) [nseq + 1] its first rows. NULL: of no use to the device. */
@@ -266,6 +270,10 @@ struct tw_dev *tw_count_open(const struct tw_dev *like, struct tw_err *err);
  * is one, else the CPU. THREADS are the CPU's. GPUs come with libtw-cuda.so, which is looked for beside
  * the commands (../lib) and where the loader looks. */
 struct tw_dev *tw_dev_open(const char *name, int threads, struct tw_err *err);
+/* Bytes that can still be allocated on D, and those taken: a GPU's, or this process's at its peak. */
+size_t tw_dev_free(struct tw_dev *d);
+size_t tw_dev_used(struct tw_dev *d);
+double tw_dev_peak(const struct tw_dev *d, enum tw_dtype t);   /* FLOPs a second; infinity: not known */
 void tw_dev_close(struct tw_dev *d);
 
 #endif

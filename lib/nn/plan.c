@@ -62,6 +62,15 @@ static double count_flops(struct tw_pass *p, unsigned flags, size_t *peak)
     return d->flops;
 }
 
+double tw_model_flops(struct tw_model *m)
+{
+    struct tw_dev_head *d = (struct tw_dev_head *)m->count;
+    double n = d->flops;
+
+    d->flops = 0;
+    return n;
+}
+
 int tw_model_plan(struct tw_model *m, struct tw_adapter *a, int64_t tokens, int64_t nseq,
         int64_t longest, unsigned flags, struct tw_plan *out, struct tw_err *err)
 {

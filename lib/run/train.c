@@ -124,7 +124,6 @@ static int open_weights(struct tw_trainer *t, const char *from, struct tw_err *e
         return -1;
     tw_params_zero(t->dev, t->params);
     t->engine.model = t->model;
-    t->engine.micro_tokens = o->micro_tokens;
     t->engine.go_on = t->loss.policy ? pipe_alive : NULL;
     t->engine.arg = t;
     if (t->reserve && tw_model_reserve(t->model, t->reserve, err))

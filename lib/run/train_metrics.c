@@ -2,14 +2,6 @@
 #include "run/train_priv.h"
 #include "base/json.h"
 #include <math.h>
-#include <sys/resource.h>
-
-static int64_t peak_memory(void)
-{
-    struct rusage r;
-
-    return getrusage(RUSAGE_SELF, &r) ? 0 : (int64_t)r.ru_maxrss * 1024;
-}
 
 static void put_num(struct tw_jw *w, const char *key, double v)
 {
@@ -176,10 +168,13 @@ void tw_step_put(struct tw_jw *w, void *arg)
     tw_jw_int(w, l->tokens);
     tw_jw_key(w, "tokens_per_s");
     tw_jw_num(w, l->rate);
-    tw_jw_key(w, "mfu");            /* a CPU has no peak to compare with that is known */
-    tw_jw_null(w);
+    tw_jw_key(w, "mfu");
+    if (l->mfu > 0)
+        tw_jw_num(w, l->mfu);
+    else                            /* a CPU has no peak to compare with that is known */
+        tw_jw_null(w);
     tw_jw_key(w, "memory");
-    tw_jw_int(w, peak_memory());
+    tw_jw_int(w, (int64_t)l->memory);
     if (l->l->policy)
         put_policy(w, l);
     if (l->l->pairs)
@@ -195,7 +190,7 @@ void tw_step_progress(struct tw_trainer *t, const struct tw_step_line *l)
     /* the loss of a policy is near 0 whatever happens; its reward says how it fares */
     snprintf(t->last, sizeof t->last, "%s %.4g, %s tokens/s, %s", l->l->policy ? "reward" : "loss",
             l->l->policy ? l->b->reward / (double)l->b->samples : l->loss,
-            tw_fmt_count(rate, (int64_t)l->rate), tw_fmt_bytes(memory, (double)peak_memory()));
+            tw_fmt_count(rate, (int64_t)l->rate), tw_fmt_bytes(memory, (double)l->memory));
 }
 
 void tw_step_put_eval(struct tw_jw *w, void *arg)

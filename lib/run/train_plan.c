@@ -1,8 +1,9 @@
 /* train_plan.c - what a training takes, counted before any weight is read */
-#include "base/avail.h"
 #include "run/train_priv.h"
 #include <inttypes.h>
 
+#define MICRO 2048                  /* tokens of a pass on the CPU, and the fewest tried on a GPU */
+#define MICRO_GPU 16384
 #define VISITS_MAX (4 << 20)        /* samples whose order is followed to find the largest pass */
 
 /* The largest pass of the run, and the mean step. */
@@ -14,7 +15,7 @@ struct size {
 /* Follows the order of the run and cuts it as the engine does, by whole samples. */
 static struct size largest_pass(const struct tw_trainer *t)
 {
-    int64_t n = tw_data_count(t->data), micro = t->o->micro_tokens, batch = t->o->batch;
+    int64_t n = tw_data_count(t->data), micro = t->engine.micro_tokens, batch = t->o->batch;
     struct size z = { .longest = tw_data_longest(t->data) };
     int64_t epochs = t->per_epoch ? (t->schedule.total + t->per_epoch - 1) / t->per_epoch : 1;
 
@@ -35,8 +36,8 @@ static struct size largest_pass(const struct tw_trainer *t)
 
 static struct size size_of(const struct tw_trainer *t)
 {
-    struct size z = { .tokens = t->o->micro_tokens, .longest = t->o->micro_tokens,
-        .step_tokens = t->o->micro_tokens };
+    struct size z = { .tokens = t->engine.micro_tokens, .longest = t->engine.micro_tokens,
+        .step_tokens = t->engine.micro_tokens };
     int64_t most = tw_model_info(t->count_model)->max_positions;
 
     if (t->data && !tw_data_streams(t->data) && tw_data_count(t->data))
@@ -139,22 +140,41 @@ static void explain(struct tw_trainer *t, const struct size *z, const struct tw_
     advice(t, z, b);
 }
 
+/* Tokens of a pass and recomputation, where they are left to us: on a GPU the longest passes that fit
+ * without it, else with it; on the CPU longer passes are not faster. */
+static int choose(struct tw_trainer *t, size_t have, struct size *z, struct tw_plan *p,
+        struct tw_err *err)
+{
+    bool gpu = tw_ops(t->dev)->memory, any = !t->o->micro_tokens;
+
+    for (int r = t->o->recompute == 2; r <= 1; r++)
+        for (int64_t micro = any ? gpu ? MICRO_GPU : MICRO : t->o->micro_tokens;; micro /= 2) {
+            t->engine.recompute = r;
+            t->engine.micro_tokens = micro;
+            *z = size_of(t);
+            if (plan(t, z, z->tokens, r, p, err))
+                return -1;
+            if (p->total <= have / 10 * 9 || (r && !(any && gpu)))
+                return 0;
+            if (!any || micro <= MICRO || !gpu) {
+                if (r || t->o->recompute)
+                    return 0;
+                break;
+            }
+        }
+    return 0;
+}
+
 int tw_train_plan(struct tw_trainer *t, FILE *out, struct tw_err *err)
 {
-    struct size z = size_of(t);
-    size_t have = tw_memory_available();
+    size_t have = tw_dev_free(t->dev);
     struct tw_plan p, step;
     struct tw_buf b = { 0 };
+    struct size z;
     int ret = 0;
 
-    t->engine.recompute = t->o->recompute == 2;
-    if (plan(t, &z, z.tokens, t->engine.recompute, &p, err))
+    if (choose(t, have, &z, &p, err))
         return -1;
-    if (!t->o->recompute && p.total > have / 10 * 9) {
-        t->engine.recompute = true;
-        if (plan(t, &z, z.tokens, true, &p, err))
-            return -1;
-    }
     t->peak_plan = p.total;
     t->reserve = t->data && !tw_data_streams(t->data) ? p.activations : 0;
     if (out) {
@@ -182,7 +202,7 @@ void tw_train_no_memory(struct tw_trainer *t, struct tw_err *err)
 
     if (plan(t, &z, z.tokens, t->engine.recompute, &p, NULL))
         return;
-    explain(t, &z, &p, tw_memory_available(), &b);
+    explain(t, &z, &p, tw_dev_free(t->dev), &b);
     tw_err_clear(err);
     tw_fail_code(err, was.code, was.place, was.line, "%s; %s", was.msg, b.p);
     tw_buf_free(&b);

@@ -156,7 +156,8 @@ int tw_step_reference(struct tw_trainer *t, struct tw_step_batch *b, struct tw_e
 
 /* train_metrics.c: what a line of metrics says of a step. */
 struct tw_step_line {
-    double loss, lr, norm, rate, right;
+    double loss, lr, norm, rate, right, mfu;
+    size_t memory;
     double wait, busy, publish;         /* seconds: for records, all else since the last step, for the
                                          * weights that the sampler got before this step */
     int64_t tokens;

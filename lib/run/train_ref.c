@@ -82,7 +82,7 @@ int tw_ref_open(struct tw_trainer *t, struct tw_err *err)
 
     if (r->dir && !(r->model = tw_model_open(r->dir, t->dev, &m, err)))
         return -1;
-    r->engine = (struct tw_engine){ .model = r->model, .micro_tokens = t->o->micro_tokens };
+    r->engine = (struct tw_engine){ .model = r->model, .micro_tokens = t->engine.micro_tokens };
     if (r->adapter_dir && !(r->adapter = tw_adapter_open(r->model ? r->model : t->model, r->adapter_dir,
             false, err)))
         return -1;

@@ -159,6 +159,8 @@ static void put_options(struct tw_jw *w, void *arg)
             tw_jw_cstr(w, o->t->dtype == TW_BF16 ? "bf16" : "f32");
         else if (tw_str_is(v->key, "steps") && o->t->schedule.total)
             tw_jw_int(w, o->t->schedule.total);
+        else if (tw_str_is(v->key, "micro-tokens"))
+            tw_jw_int(w, o->t->engine.micro_tokens);
         else if (tw_str_is(v->key, "shuffle") && o->t->shuffle_auto)
             tw_jw_cstr(w, o->t->shuffle ? "42" : "off");
         else

@@ -116,6 +116,8 @@ int tw_train_step(struct tw_trainer *t, bool *end, struct tw_err *err)
     line.tokens = t->tokens += b.tokens;
     now = tw_now();
     line.rate = (double)b.tokens / fmax(now - t0, 1e-9);
+    line.memory = tw_dev_used(t->dev);
+    line.mfu = tw_model_flops(t->model) / fmax(now - t0, 1e-9) / tw_dev_peak(t->dev, t->dtype);
     line.wait = t->waited;
     line.busy = now - (t->since > 0 ? t->since : t0) - t->waited;
     t->since = now;
@@ -160,7 +162,7 @@ int tw_train_eval(struct tw_trainer *t, struct tw_err *err)
         struct tw_step_batch b = { 0 };
 
         tw_arena_reset(&t->arena);
-        for (; at < n && b.tokens < t->o->micro_tokens; at++) {
+        for (; at < n && b.tokens < t->engine.micro_tokens; at++) {
             struct tw_datum d;
 
             if (tw_data_get(t->eval, at, &t->arena, &d, err))
