@@ -29,8 +29,8 @@ test_case 'unknown names, settings and values are refused, and what is known is 
 	no 1 "q_prj" --lora r=2,targets=q_prj
 	no 1 "xavier" --lora r=2,init=xavier
 	no 2 "--shuffle: " --shuffle yes
-	no 2 "this build trains on the CPU" --device cuda
-	no 2 "this build trains on the CPU" --device cuda:1
+	ls /dev/nvidiactl 2>/dev/null || no 1 "there is no CUDA GPU here" --device cuda
+	no 2 "known are auto, cpu" --device cuda:x
 	no 2 "known are auto, cpu" --device tpu
 	no 2 "this build trains on one device" --nproc 2
 	no 2 "unknown option --mesh" --mesh dp=2

@@ -43,6 +43,24 @@ size_t tw_dev_used(struct tw_dev *d)
     return used;
 }
 
+/* How many GPUs the driver sees; asked before the library is loaded, which is large and brings larger
+ * ones along. */
+static int gpus(void)
+{
+    void *lib = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL), *init, *count;
+    int (*init_fn)(unsigned), (*count_fn)(int *), n = 0;
+
+    if (!lib)
+        return 0;
+    init = dlsym(lib, "cuInit");
+    count = dlsym(lib, "cuDeviceGetCount");
+    if (!init || !count)
+        return 0;
+    memcpy(&init_fn, &init, sizeof init_fn);    /* ISO C has no cast from an object's pointer */
+    memcpy(&count_fn, &count, sizeof count_fn);
+    return init_fn(0) || count_fn(&n) ? 0 : n;
+}
+
 /* BIN/../lib/libtw-cuda.so of the running command: so in the build folder, so when installed. */
 static void *load(void)
 {
@@ -66,14 +84,21 @@ static void *load(void)
 /* The library stays for as long as the process: drivers do not like to be unloaded. */
 static struct tw_dev *open_cuda(int index, struct tw_err *err)
 {
-    void *lib = load(), *sym = lib ? dlsym(lib, TW_CUDA_SYMBOL) : NULL;
+    void *lib, *sym;
     tw_cuda_open_fn *fn;
 
+    if (!gpus()) {
+        tw_fail_code(err, TW_ENOTFOUND, "--device", 0, "there is no CUDA GPU here, or no driver for "
+                "it: use --device cpu");
+        return NULL;
+    }
+    lib = load();
+    sym = lib ? dlsym(lib, TW_CUDA_SYMBOL) : NULL;
     if (!sym) {
         tw_fail_code(err, TW_ENOTFOUND, "--device", 0, "GPUs need libtw-cuda.so: %s", dlerror());
         return NULL;
     }
-    memcpy(&fn, &sym, sizeof fn);       /* ISO C has no cast from an object's pointer */
+    memcpy(&fn, &sym, sizeof fn);
     return fn(TW_CUDA_ABI, index, err);
 }
 
