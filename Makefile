@@ -41,12 +41,12 @@ PACKAGES = git make gcc libc6-dev libcurl4-openssl-dev libarchive-dev libzstd-de
 HEADERS = stdio.h curl/curl.h archive.h zstd.h pcre2.h utf8proc.h jsmn.h
 
 WARN = -Wall -Wextra -Wshadow -Wvla -Wno-unused-parameter -Wstrict-prototypes
-ALL_CPPFLAGS = -Ilib -I. -D_GNU_SOURCE -DTW_VERSION='"$(VERSION)"' -include base/banned.h $(CPPFLAGS)
+ALL_CPPFLAGS = -Ilib -D_GNU_SOURCE -DTW_VERSION='"$(VERSION)"' -include base/banned.h $(CPPFLAGS)
 ALL_CFLAGS = -std=c11 $(OPT) $(WARN) -ffp-contract=off -fno-math-errno -pthread -fPIC $(CFLAGS)
 LIBS = -lpcre2-8 -lutf8proc -larchive -lcurl -lzstd -ldl -lm -pthread
 # What is made, in short; nothing under make -s.
 say = $(if $V,,$(if $(findstring s,$(firstword -$(MAKEFLAGS))),@,@echo '  $1	$@';))
-NVCCFLAGS = -O3 -std=c++17 -Ilib -I. -Ikernels -Xcompiler -fPIC,-Wall,-fvisibility=hidden \
+NVCCFLAGS = -O3 -std=c++17 -Ilib -Ikernels -Xcompiler -fPIC,-Wall,-fvisibility=hidden \
 	$(foreach a,$(CUDA_ARCH),-gencode arch=compute_$a,code=sm_$a)
 
 # In tests/unit: ref*.c and help_*.c are linked into the programs that call them, inject.c is

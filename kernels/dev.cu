@@ -1,6 +1,6 @@
 /* dev.cu - opening a GPU: memory, copies, the sticky error, and the table of its ops */
 #include "cu.cuh"
-#include "cuda.h"
+#include "nn/cuda.h"
 #include <new>
 #include <stdarg.h>
 #include <stdio.h>
@@ -45,8 +45,9 @@ static void *take(struct cu_dev *d, size_t n, struct tw_err *err)
     cudaGetLastError();         /* an allocation that failed leaves nothing behind */
     cudaMemGetInfo(&free, &total);
     if (e == cudaErrorMemoryAllocation)
-        tw_fail_code(err, TW_ENOMEM, NULL, 0, "GPU %d has no room for %.2f GiB more (%.2f of %.2f GiB free): use a "
-                "smaller --micro-tokens, --recompute, or a shorter --max-length", d->index, gib(n),
+        tw_fail_code(err, TW_ENOMEM, NULL, 0, "GPU %d has no room for %.2f GiB more (%.2f of %.2f "
+                "GiB free): use a smaller --micro-tokens, --recompute, or a shorter --max-length",
+                d->index, gib(n),
                 gib(free), gib(total));
     else
         tw_fail(err, NULL, 0, "GPU %d: cudaMalloc: %s", d->index, cudaGetErrorString(e));
@@ -220,8 +221,8 @@ static bool start(struct cu_dev *d, struct tw_err *err)
     cudaError_t e = cudaGetDeviceCount(&n);
 
     if (e != cudaSuccess || !n)
-        return !tw_fail_code(err, TW_ENOTFOUND, "--device", 0, "there is no CUDA GPU here (%s): use --device cpu",
-                e == cudaSuccess ? "none is visible" : cudaGetErrorString(e));
+        return !tw_fail_code(err, TW_ENOTFOUND, "--device", 0, "there is no CUDA GPU here (%s): use "
+                "--device cpu", e == cudaSuccess ? "none is visible" : cudaGetErrorString(e));
     if (d->index >= n)
         return !tw_fail(err, "--device", 0, "there is no GPU %d: %d %s visible", d->index, n,
                 n == 1 ? "is" : "are");

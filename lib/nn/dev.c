@@ -2,7 +2,7 @@
 #include "base/avail.h"
 #include "base/io.h"
 #include "base/mem.h"
-#include "kernels/cuda.h"
+#include "nn/cuda.h"
 #include <dlfcn.h>
 #include <limits.h>
 #include <math.h>

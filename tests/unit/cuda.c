@@ -1,189 +1,10 @@
-/* cuda.c - every op of the GPU against the CPU, over odd shapes, with outputs full of NaN before,
- * activations in F32 and in BF16; and twice, to the same bytes. Skipped where there is no GPU. */
+/* cuda.c - every op of the GPU but attention against the CPU, over odd shapes, activations in F32 and
+ * in BF16. Skipped where there is no GPU. */
 #include <stdlib.h>
 #include "base/mem.h"
 #include "base/rng.h"
-#include "nn/ops.h"
+#include "help_cuda.h"
 #include "test.h"
-
-static struct tw_dev *gpu, *cpu;
-static enum tw_dtype act;           /* of the GPU's activations and matrices */
-static uint64_t seed;
-
-/* A buffer on both devices: F32 on the CPU; on the GPU activations in act. */
-struct both {
-    struct tw_tensor c, g;
-    struct tw_mat mc, mg;
-    float *start;                   /* what it was made with; NULL: NaN */
-    int64_t n;
-};
-
-static float *numbers(int64_t n, float scale)
-{
-    float *x = tw_xcalloc((size_t)n + 1, sizeof *x);
-
-    seed++;
-    for (int64_t i = 0; i < n; i++) {
-        x[i] = (float)tw_rand_normal(seed, 1, (uint64_t)i) * scale;
-        x[i] = tw_bf16_to_f32(tw_f32_to_bf16(x[i]));
-    }
-    return x;
-}
-
-static void *put(struct tw_dev *d, const void *host, size_t bytes)
-{
-    struct tw_err err = { 0 };
-    void *p = tw_ops(d)->alloc(d, bytes, &err);
-
-    if (!p)
-        printf("# %s\n", err.msg);
-    if (p && host)
-        tw_ops(d)->put(d, p, host, bytes);
-    return p;
-}
-
-/* Rows of COLS inside rows of LD elements. */
-static void fill(struct tw_dev *d, struct tw_tensor *t, const float *x, enum tw_dtype type,
-        int64_t rows, int64_t cols, int64_t ld)
-{
-    int64_t n = rows * ld;
-    float *wide = tw_xcalloc((size_t)n + 1, 4);
-    uint16_t *low = tw_xcalloc((size_t)n + 1, 2);
-
-    for (int64_t i = 0; i < n; i++) {
-        wide[i] = i % ld >= cols ? 7 : x ? x[i / ld * cols + i % ld] : NAN;
-        low[i] = tw_f32_to_bf16(wide[i]);
-    }
-    *t = (struct tw_tensor){ .dtype = type, .rows = rows, .cols = cols, .ld = ld };
-    t->data = put(d, type == TW_F32 ? (void *)wide : (void *)low,
-            (size_t)n * tw_dtype_size(type));
-    free(wide);
-    free(low);
-}
-
-static struct both tensor(int64_t rows, int64_t cols, int64_t pad, bool empty, float scale)
-{
-    struct both b = { .n = rows * cols, .start = empty ? NULL : numbers(rows * cols, scale) };
-
-    fill(cpu, &b.c, b.start, TW_F32, rows, cols, cols + pad);
-    fill(gpu, &b.g, b.start, act, rows, cols, cols + pad);
-    return b;
-}
-
-static struct both vector(int64_t n, bool empty)        /* F32 on both */
-{
-    struct both b = { .n = n, .start = empty ? NULL : numbers(n, 1) };
-
-    fill(cpu, &b.c, b.start, TW_F32, 1, n, n);
-    fill(gpu, &b.g, b.start, TW_F32, 1, n, n);
-    return b;
-}
-
-static struct both matrix(int64_t rows, int64_t cols, enum tw_dtype t)
-{
-    struct both b = { .n = rows * cols, .start = numbers(rows * cols, 0.5f) };
-
-    b.mc = (struct tw_mat){ .dtype = TW_F32, .rows = rows, .cols = cols };
-    b.mg = (struct tw_mat){ .dtype = t, .rows = rows, .cols = cols };
-    b.mc.data = put(cpu, NULL, (size_t)tw_ops(cpu)->mat_elems(cpu, rows, cols, TW_F32) * 4);
-    b.mg.data = put(gpu, NULL, (size_t)tw_ops(gpu)->mat_elems(gpu, rows, cols, t) *
-            tw_dtype_size(t));
-    tw_ops(cpu)->mat_put(cpu, &b.mc, b.start, TW_F32, 0, rows);
-    tw_ops(gpu)->mat_put(gpu, &b.mg, b.start, TW_F32, 0, rows);
-    return b;
-}
-
-static void done(struct both *b)
-{
-    if (b->c.data)
-        tw_ops(cpu)->free(cpu, b->c.data), tw_ops(gpu)->free(gpu, b->g.data);
-    if (b->mc.data)
-        tw_ops(cpu)->free(cpu, b->mc.data), tw_ops(gpu)->free(gpu, b->mg.data);
-    free(b->start);
-}
-
-static float *fetch(struct tw_dev *d, const struct tw_tensor *t, bool *clean)
-{
-    int64_t n = t->rows * t->ld;
-    size_t size = tw_dtype_size(t->dtype);
-    char *raw = tw_xcalloc((size_t)n + 1, size);
-    float *x = tw_xcalloc((size_t)(t->rows * t->cols) + 1, 4);
-
-    tw_ops(d)->get(d, raw, t->data, (size_t)n * size);
-    for (int64_t i = 0; i < n; i++) {
-        float v = size == 4 ? ((float *)raw)[i] : tw_bf16_to_f32(((uint16_t *)raw)[i]);
-
-        if (i % t->ld < t->cols)
-            x[i / t->ld * t->cols + i % t->ld] = v;
-        else
-            *clean &= v == 7;
-    }
-    free(raw);
-    return x;
-}
-
-/* max |a - b| / max |b| */
-static bool near(const float *got, const float *want, int64_t n, double tol, const char *what)
-{
-    double top = 1e-2, worst = 0;   /* what should be zero need not be so to the last bit */
-    int64_t at = 0;
-
-    for (int64_t i = 0; i < n; i++)
-        top = fmax(top, fabs((double)want[i]));
-    for (int64_t i = 0; i < n; i++) {
-        double e = fabs((double)got[i] - want[i]);
-
-        if (!(e <= worst)) {
-            worst = isnan(e) ? INFINITY : e;
-            at = i;
-        }
-    }
-    if (worst <= tol * top)
-        return true;
-    printf("# %s (%s): [%lld of %lld] is %.7g, want %.7g; largest %.4g\n", what,
-            tw_dtype_name(act), (long long)at, (long long)n, (double)got[at], (double)want[at], top);
-    return false;
-}
-
-static double tolerance(void)
-{
-    return act == TW_F32 ? 3e-5 : 1e-2;
-}
-
-static void same(const struct both *b, const char *what)
-{
-    bool clean = true;
-    float *want = fetch(cpu, &b->c, &clean), *got = fetch(gpu, &b->g, &clean);
-
-    CHECK(near(got, want, b->n, tolerance(), what));
-    CHECK(clean);
-    free(want);
-    free(got);
-}
-
-static void same_mat(const struct both *b, const char *what)
-{
-    float *want = tw_xcalloc((size_t)b->n + 1, 4), *got = tw_xcalloc((size_t)b->n + 1, 4);
-
-    tw_ops(cpu)->mat_get(cpu, want, &b->mc, 0, b->mc.rows);
-    tw_ops(gpu)->mat_get(gpu, got, &b->mg, 0, b->mg.rows);
-    CHECK(near(got, want, b->n, tolerance(), what));
-    free(want);
-    free(got);
-}
-
-static void healthy(void)
-{
-    struct tw_err err = { 0 };
-
-    CHECK(!tw_ops(gpu)->sync(gpu, &err));
-    if (err.code)
-        printf("# %s\n", err.msg);
-}
-
-#define C(op, ...) tw_ops(cpu)->op(cpu, __VA_ARGS__)
-#define G(op, ...) tw_ops(gpu)->op(gpu, __VA_ARGS__)
-#define EACH(a) for (size_t i = 0; i < sizeof(a) / sizeof *(a); i++)
 
 static const int64_t shapes[][3] = { { 1, 1, 1 }, { 3, 17, 5 }, { 7, 48, 33 }, { 8, 50, 64 },
     { 131, 65, 130 }, { 40, 1050, 24 }, { 5, 33, 1000 }, { 300, 40, 70 }, { 1, 256, 512 },
@@ -543,77 +364,6 @@ static void loras(void)
     healthy();
 }
 
-static const struct {
-    int64_t nh, nkv, hd, window, n[4];
-} attns[] = {
-    { 1, 1, 8, 0, { 1, 0 } }, { 4, 2, 16, 0, { 5, 1, 64 } }, { 6, 1, 64, 0, { 63, 64, 65, 150 } },
-    { 3, 3, 128, 0, { 200, 1, 33 } }, { 8, 2, 64, 40, { 129, 7, 300 } }, { 2, 1, 80, 0, { 77, 13 } },
-    { 4, 4, 128, 64, { 257 } }, { 14, 2, 64, 0, { 511, 2 } }, { 2, 2, 256, 0, { 40, 90 } },
-};
-
-static void attention(void)
-{
-    EACH(attns) {
-        int64_t nh = attns[i].nh, nkv = attns[i].nkv, hd = attns[i].hd, T = 0;
-        struct tw_attn_seq seq[4];
-        struct tw_attn a = { nh, nkv, hd, 0.3f, attns[i].window, seq, 0 };
-
-        for (; a.nseq < 4 && attns[i].n[a.nseq]; a.nseq++) {
-            seq[a.nseq] = (struct tw_attn_seq){ .q0 = T, .nq = attns[i].n[a.nseq] };
-            T += seq[a.nseq].nq;
-        }
-        struct both q = tensor(T, nh * hd, 8, false, 1), k = tensor(T, nkv * hd, 0, false, 1);
-        struct both v = tensor(T, nkv * hd, 0, false, 1), o = tensor(T, nh * hd, 0, true, 1);
-        struct both l = vector(T * nh, true), d = tensor(T, nh * hd, 0, false, 1);
-        struct both dq = tensor(T, nh * hd, 0, true, 1), dk = tensor(T, nkv * hd, 0, true, 1);
-        struct both dv = tensor(T, nkv * hd, 0, true, 1);
-
-        C(attn, &o.c, l.c.data, &q.c, &k.c, &v.c, &a), G(attn, &o.g, l.g.data, &q.g, &k.g, &v.g, &a);
-        same(&o, "attn"), same(&l, "lse");
-        C(attn_bwd, &dq.c, &dk.c, &dv.c, &d.c, &o.c, l.c.data, &q.c, &k.c, &v.c, &a);
-        G(attn_bwd, &dq.g, &dk.g, &dv.g, &d.g, &o.g, l.g.data, &q.g, &k.g, &v.g, &a);
-        same(&dq, "dq"), same(&dk, "dk"), same(&dv, "dv");
-        done(&q), done(&k), done(&v), done(&o), done(&l), done(&d), done(&dq), done(&dk), done(&dv);
-    }
-    healthy();
-}
-
-/* A decode state on each device: fed in pieces it gives what one call over all tokens gives. */
-static void decoding(void)
-{
-    EACH(attns) {
-        int64_t nh = attns[i].nh, nkv = attns[i].nkv, hd = attns[i].hd, n = attns[i].n[0];
-        struct both q = tensor(n, nh * hd, 0, false, 1), k = tensor(n, nkv * hd, 0, false, 1);
-        struct both v = tensor(n, nkv * hd, 0, false, 1), o = tensor(n, nh * hd, 0, true, 1);
-        struct tw_attn_seq s = { .nq = n };
-        struct tw_attn a = { nh, nkv, hd, 0.3f, attns[i].window, &s, 1 };
-        size_t offset = 256, bytes = tw_ops(gpu)->kv_bytes(gpu, nkv, hd, act) + offset;
-        void *block[32];
-
-        for (int j = 0; j < 32; j++)
-            block[j] = put(gpu, NULL, bytes);
-        C(attn, &o.c, NULL, &q.c, &k.c, &v.c, &a);
-        s.block = block, s.offset = offset;
-        for (int64_t at = 0, step = n > 3 ? n / 2 : n; at < n; at += step, step = n - at > 5 ? 5 : 1) {
-            struct tw_tensor pq = q.g, pk = k.g, pv = v.g, po = o.g;
-            size_t size = tw_dtype_size(act);
-
-            s.past = at, s.nq = step < n - at ? step : n - at;
-            pq.data = (char *)q.g.data + (size_t)(at * q.g.ld) * size, pq.rows = s.nq;
-            pk.data = (char *)k.g.data + (size_t)(at * k.g.ld) * size, pk.rows = s.nq;
-            pv.data = (char *)v.g.data + (size_t)(at * v.g.ld) * size, pv.rows = s.nq;
-            po.data = (char *)o.g.data + (size_t)(at * o.g.ld) * size, po.rows = s.nq;
-            G(kv_put, &pk, &pv, &a);
-            G(attn, &po, NULL, &pq, &pk, &pv, &a);
-        }
-        same(&o, "decode");
-        for (int j = 0; j < 32; j++)
-            G(free, block[j]);
-        done(&q), done(&k), done(&v), done(&o);
-    }
-    healthy();
-}
-
 static void updates(void)
 {
     static const int64_t s[] = { 1, 5, 511, 513, 100003 };
@@ -662,26 +412,17 @@ static void all(void)
     RUN(heads);
     RUN(loras);
     RUN(lora_groups);
-    RUN(attention);
-    RUN(decoding);
     RUN(updates);
 }
 
 int main(void)
 {
-    struct tw_err err = { 0 };
-
-    gpu = tw_dev_open("cuda", 0, &err);
-    if (!gpu) {
-        printf("1..0 # SKIP %s\n", err.msg);
+    if (!help_cuda_open())
         return 0;
-    }
-    cpu = tw_cpu_open(0, "auto", &err);
     act = TW_F32;
     all();
     act = TW_BF16;
     all();
-    tw_dev_close(cpu);
-    tw_dev_close(gpu);
+    help_cuda_close();
     return test_end();
 }
