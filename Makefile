@@ -117,6 +117,15 @@ $B/kernels/%.o: kernels/%.cu $(wildcard kernels/*.h kernels/*.cuh lib/nn/*.h lib
 $B/lib/libtw-cuda.so: $(CU_SRC:%.cu=$B/%.o) $B/lib/base/err.o
 	@mkdir -p $(@D)
 	$(call say,LINK)$(NVCC) -shared -o $@ $^ -lcublasLt $(addprefix -Xlinker -rpath=,$(CUDA_LIBDIR))
+# Attention alone, beside plain kernels; attn-plain does what GPUs before Hopper would.
+CUDA_ATTN := $(patsubst %.cu,$B/%.o,$(wildcard kernels/attn*.cu))
+CUDA_TEST := tests/cuda/attn.cu tests/cuda/attn_time.cu tests/cuda/stub.cu
+$B/cuda/attn: $(CUDA_TEST) $(CUDA_ATTN)
+	@mkdir -p $(@D)
+	$(call say,NVCC)$(NVCC) $(NVCCFLAGS) -o $@ $^
+$B/cuda/attn-plain: $(CUDA_TEST) $(filter-out %wg.o %wg_bwd.o,$(CUDA_ATTN))
+	@mkdir -p $(@D)
+	$(call say,NVCC)$(NVCC) $(NVCCFLAGS) -DNO_WG -o $@ $^
 -include $(patsubst %.c,$B/%.d,$(LIB_SRC) $(CMD_SRC) $(HELP_SRC) $(GOLDEN_SRC) $(UNIT_SRC) $(BENCH_SRC) $(FUZZ_SRC))
 
 # Changes when the compiler or its flags do, so that everything is built again.
@@ -158,8 +167,8 @@ test: all units
 	@$(call run,$(call pick,$(UNITS) $(SH_TEST)))
 test-long: all units
 	@$(call run,$(call pick,$(SH_LONG)))
-test-gpu: all units
-	@TW_TEST_DEVICE=cuda $(call run,$(call pick,$(UNITS) $(SH_GPU)))
+test-gpu: all units $B/cuda/attn $B/cuda/attn-plain
+	@TW_TEST_DEVICE=cuda $(call run,$(call pick,$(UNITS) $B/cuda/attn $B/cuda/attn-plain $(SH_GPU)))
 
 SAN = -O1 -g -fsanitize=address,undefined -fno-omit-frame-pointer -fno-sanitize-recover=undefined
 asan:

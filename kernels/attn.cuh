@@ -2,10 +2,10 @@
  *
  * One way to look at a call everywhere: the queries of a sequence that read one kv head are rows,
  * row r being query r / group and query head kvh * group + r % group. So heads that share keys
- * share their loads. Keys and values are rows of k and v (packed) or lie in blocks of TW_KV_BLOCK tokens,
- * laid out [nkv][K, V][TW_KV_BLOCK][hd] in the type of the activations.
+ * share their loads. Keys and values are rows of k and v (packed) or lie in blocks of TW_KV_BLOCK
+ * tokens, laid out [nkv][K, V][TW_KV_BLOCK][hd] in the type of the activations.
  *
- * A call's sequences are uploaded as a table (struct cu_attn_tab) that is kept while they stay the
+ * A call's sequences are uploaded as a table (struct cu_attn) that is kept while they stay the
  * same, as they do from layer to layer. Kernels take their work from lists in it, made so that the
  * long pieces start first and the pieces that run together find their keys in the L2 cache. */
 #ifndef TW_ATTN_CUH

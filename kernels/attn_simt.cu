@@ -142,17 +142,13 @@ template <typename A, bool KEYS> static __global__ void bwd_k(const __grid_const
     int rows = s.nq * a.group, own0 = t.r0 + blockIdx.y * N;
     int own_end = KEYS ? s.nq : min(rows, t.r0 + a.per);
     float out1[W][8] = {}, out2[W][8] = {};
-    int from, end;
+    int seen0 = a.window ? max(0, row_query(a, own0) + 1 - a.window) : 0;
+    int from = KEYS ? own0 * a.group : seen0;
+    int end = !KEYS ? row_query(a, min(own0 + N, own_end) - 1) + 1
+            : a.window ? min(s.nq, own0 + N - 1 + a.window) * a.group : rows;
 
     if (own0 >= own_end)
         return;
-    if (KEYS) {
-        from = own0 * a.group;
-        end = a.window ? min(s.nq, own0 + N - 1 + a.window) * a.group : rows;
-    } else {
-        from = a.window ? max(0, row_query(a, own0) + 1 - a.window) : 0;
-        end = row_query(a, min(own0 + N, own_end) - 1) + 1;
-    }
     auto key1 = [&](int j) { return key_at<A, 0, false>(a, s, t.kvh, j); };
     auto key2 = [&](int j) { return key_at<A, 1, false>(a, s, t.kvh, j); };
     auto row1 = [&](int r) { return (const A *)a.q + row_at(a, s, t.kvh, r, a.ldq); };

@@ -120,7 +120,7 @@ static __device__ __forceinline__ void keys_produce(const attn_arg &a, const map
     }
 }
 
-/* Scores of a tile become P. A lane's are of keys key and key + 8, of rows from where STAT begins. */
+/* Scores of a tile become P. A lane's are of keys key and key + 8 and of the rows from STAT on. */
 static __device__ __forceinline__ void keys_soft(const attn_arg &a, float *sc, const float *stat,
         int q, int key, bool mask, int lane)
 {

@@ -103,7 +103,7 @@ static __device__ __forceinline__ uint64_t wg_desc(uint32_t at, uint32_t panel)
 template <int N, bool ADD>
 static __device__ __forceinline__ void wg_ss(float *c, uint64_t a, uint64_t b)
 {
-#define SS(l, at, a, b) "{\n.reg .pred p;\nsetp.ne.b32 p, %" at ", 0;\n"                            \
+#define SS(l, at, a, b) "{\n.reg .pred p;\nsetp.ne.b32 p, %" at ", 0;\n" \
         "wgmma.mma_async.sync.aligned.m64n" l "}, %" a ", %" b ", p, 1, 1, 0, 0;\n}\n"
 #define SS64 SS("64k16.f32.bf16.bf16 " L32, "34", "32", "33")
 #define SS128 SS("128k16.f32.bf16.bf16 " L64, "66", "64", "65")

@@ -2,7 +2,9 @@
  * with views and windows, forward and backward, and out of decode states fed in pieces; outputs are
  * poisoned and runs repeated. With an argument "time" it times what matters instead, with "quick"
  * it does only small shapes.
- * Linked with kernels/attn*.cu alone: what they need of the device is here. */
+ * Linked with kernels/attn*.cu alone: what they need of the device is in stub.cu.
+ *   make build/cuda/attn build/cuda/attn-plain && build/cuda/attn && build/cuda/attn-plain
+ * The second one is without the warpgroups' kernels, as on GPUs that are no Hopper. */
 #include "attn.cuh"
 #include <algorithm>
 #include <math.h>
@@ -16,44 +18,6 @@
 static struct cu_dev dev;
 static struct tw_ops ops;
 static int failed, checks;
-
-void cu_fail(struct cu_dev *d, const char *fmt, ...)
-{
-    va_list ap;
-
-    va_start(ap, fmt);
-    vprintf(fmt, ap);
-    va_end(ap);
-    printf("\n");
-    failed++;
-    d->err.code = 1;
-}
-
-void cu_note(struct cu_dev *d, cudaError_t e, const char *what)
-{
-    if (e == cudaSuccess || d->err.code)
-        return;
-    cu_fail(d, "%s: %s", what, cudaGetErrorString(e));
-}
-
-void *cu_scratch(struct cu_dev *d, enum cu_scratch kind, size_t n)
-{
-    struct cu_buf *b = &d->scratch[kind];
-
-    if (n > b->n) {
-        cudaDeviceSynchronize();
-        cudaFree(b->p);
-        CU_TRY(d, cudaMalloc(&b->p, n));
-        b->n = n;
-    }
-    return b->p;
-}
-
-void cu_upload(struct cu_dev *d, void *dst, const void *host, size_t n)
-{
-    CU_TRY(d, cudaMemcpyAsync(dst, host, n, cudaMemcpyHostToDevice, d->stream));
-    CU_TRY(d, cudaStreamSynchronize(d->stream));
-}
 
 static void *room(size_t n, int fill)
 {
@@ -257,7 +221,7 @@ static void compare(const char *name, const char *what, int slot, const struct t
     seen[bf][slot].rms = std::max(seen[bf][slot].rms, rms);
     if (bad || rel > lim || rms > lim) {
         failed++;
-        printf("FAIL %s %s: %s max %.2e rms %.2e%s\n", name, bf ? "bf16" : "f32", what, rel, rms,
+        printf("# FAIL %s %s: %s max %.2e rms %.2e%s\n", name, bf ? "bf16" : "f32", what, rel, rms,
                bad ? " (not written, or written outside)" : "");
     }
 }
@@ -274,7 +238,7 @@ static void compare_lse(const char *name, bool bf, const float *lse, const doubl
     seen[bf][1].max = std::max(seen[bf][1].max, most);
     if (most > 1e-3) {
         failed++;
-        printf("FAIL %s %s: lse %.2e\n", name, bf ? "bf16" : "f32", most);
+        printf("# FAIL %s %s: lse %.2e\n", name, bf ? "bf16" : "f32", most);
     }
 }
 
@@ -332,9 +296,9 @@ static void make(struct data *x, const struct shape &s, enum tw_dtype t, bool re
     x->nk = s.nkv * s.hd;
     x->a = { s.nh, s.nkv, s.hd, (float)(1 / sqrt((double)s.hd)), s.window, x->seq.data(),
              (int64_t)s.n.size() };
-    snprintf(x->name, sizeof x->name, "nh %d nkv %d hd %d window %d pad %d n %d..%d (%d)", (int)s.nh,
-             (int)s.nkv, (int)s.hd, (int)s.window, s.pad, (int)s.n[0], (int)s.n.back(),
-             (int)s.n.size());
+    snprintf(x->name, sizeof x->name, "nh %d nkv %d hd %d window %d pad %d n %d..%d (%d)",
+             (int)s.nh, (int)s.nkv, (int)s.hd, (int)s.window, s.pad, (int)s.n[0],
+             (int)s.n.back(), (int)s.n.size());
     for (auto *p : { &x->q, &x->dout })
         p->resize((size_t)(x->T * x->nq));
     for (auto *p : { &x->k, &x->v })
@@ -351,8 +315,8 @@ static void make(struct data *x, const struct shape &s, enum tw_dtype t, bool re
     for (double **p : { &r.lse, &r.delta })
         *p = (double *)room((size_t)(x->T * s.nh) * 8, 0);
     int smem = (int)longest * 16;
-    CU_TRY(&dev, cudaFuncSetAttribute(ref_rows, cudaFuncAttributeMaxDynamicSharedMemorySize, smem));
-    CU_TRY(&dev, cudaFuncSetAttribute(ref_keys, cudaFuncAttributeMaxDynamicSharedMemorySize, smem));
+    for (const void *f : { (const void *)ref_rows, (const void *)ref_keys })
+        CU_TRY(&dev, cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, smem));
     ref_rows<<<dim3((unsigned)x->T, (unsigned)s.nh), 128, smem>>>(r);
     ref_keys<<<dim3((unsigned)x->T, (unsigned)s.nkv), 128, smem>>>(r);
     CU_DONE(&dev, "reference");
@@ -373,7 +337,7 @@ static void again(const struct data *x, const char *what, const struct tw_tensor
     checks++;
     if (raw(t) != first) {
         failed++;
-        printf("FAIL %s: %s differs when done again\n", x->name, what);
+        printf("# FAIL %s: %s differs when done again\n", x->name, what);
     }
 }
 
@@ -385,7 +349,8 @@ static void packed(struct data *x)
     struct tw_tensor v = tensor(x->v.data(), x->T, x->nk, x->t, 2 * p);
     struct tw_tensor g = tensor(x->dout.data(), x->T, x->nq, x->t, p);
     struct tw_tensor o = tensor(NULL, x->T, x->nq, x->t, 2 * p);
-    struct tw_tensor dq = tensor(NULL, x->T, x->nq, x->t, p), dk = tensor(NULL, x->T, x->nk, x->t, p);
+    struct tw_tensor dq = tensor(NULL, x->T, x->nq, x->t, p);
+    struct tw_tensor dk = tensor(NULL, x->T, x->nk, x->t, p);
     struct tw_tensor dv = tensor(NULL, x->T, x->nk, x->t, 3 * p);
     float *lse = (float *)room((size_t)(x->T * x->s.nh) * 4, 0xff);
 
@@ -478,7 +443,8 @@ void attn_times(struct cu_dev *d, const struct tw_ops *o);
 
 int main(int argc, char **argv)
 {
-    static const int64_t heads[][2] = { { 2, 2 }, { 4, 2 }, { 4, 1 }, { 8, 1 }, { 7, 1 }, { 20, 1 } };
+    static const int64_t heads[][2] = { { 2, 2 }, { 4, 2 }, { 4, 1 }, { 8, 1 }, { 7, 1 },
+        { 20, 1 } };
     static const int64_t sizes[] = { 16, 64, 80, 128, 256, 20, 96 };
     static const std::vector<int64_t> lens[] = { { 1 }, { 63, 64, 65 }, { 150, 1, 7, 2049 },
         { 300, 129, 128 } };
@@ -491,11 +457,12 @@ int main(int argc, char **argv)
     int smem = 0;
     CU_TRY(&dev, cudaDeviceGetAttribute(&smem, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
     dev.smem_max = (size_t)smem;
+    CU_TRY(&dev, cudaDeviceGetAttribute(&dev.sms, cudaDevAttrMultiProcessorCount, 0));
     CU_TRY(&dev, cudaStreamCreate(&dev.stream));
     cu_attn_ops(&ops);
     if (argc > 1 && !strcmp(argv[1], "time")) {
         attn_times(&dev, &ops);
-        return failed != 0;
+        return dev.err.code != 0;
     }
     for (int64_t hd : sizes)
         for (auto &n : lens)
@@ -518,9 +485,11 @@ int main(int argc, char **argv)
     static const char *what[] = { "o", "lse", "dq", "dk", "dv" };
     for (int t = 0; t < 2; t++)
         for (int w = 0; w < 5; w++)
-            printf("%s %-3s worst max %.2e rms %.2e\n", t ? "bf16" : "f32", what[w], seen[t][w].max,
-                   seen[t][w].rms);
+            printf("# %s %-3s worst max %.2e rms %.2e\n", t ? "bf16" : "f32", what[w],
+                   seen[t][w].max, seen[t][w].rms);
     cu_attn_close(&dev);
-    printf("%d checks, %d failed\n", checks, failed);
+    failed += dev.err.code != 0;
+    printf("%sok 1 - attention: %d checks, %d failed\n1..1\n", failed ? "not " : "", checks,
+           failed);
     return failed != 0;
 }
