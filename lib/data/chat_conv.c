@@ -217,7 +217,8 @@ static int render_once(const struct tw_chat *c, const struct tw_chat_conv *v, bo
         .json = prompt ? &yes : &no };
     for (int i = 0; i < c->nvar; i++)
         var[n++] = c->var[i];
-    return tw_jinja_render(v->tools && c->tpl_tools ? c->tpl_tools : c->tpl, var, n, (int64_t)time(NULL), out, err);
+    return tw_jinja_render(v->tools && c->tpl_tools ? c->tpl_tools : c->tpl, var, n,
+            (int64_t)time(NULL), out, err);
 }
 
 /* A copy of OBJ in which member KEY has another value. */
