@@ -180,6 +180,7 @@ int tok_added_put(struct tw_tok *t, const struct tok_added *a, struct tw_err *er
     }
     t->added[t->nadded] = *a;
     t->added[t->nadded].id = id;
+    t->added[t->nadded].fresh = !old.p;
     t->added[t->nadded++].text = tw_arena_str(&t->mem, a->text);
     return 0;
 }
@@ -222,6 +223,11 @@ int tok_added_finish(struct tw_tok *t, struct tw_err *err)
 
         if (a->special)
             t->flags[a->id] |= TOK_ID_SPECIAL;
+        if (a->fresh)
+            t->flags[a->id] |= TOK_ID_FRESH;
+        for (int c = 0; c < 256 && a->fresh; c++)
+            if (t->bpe.byte[c] == a->id)
+                t->bpe.byte[c] = -1;
         if (a->normalized && !a->pattern.p && tok_norm_run(&e, &in, &out)) {
             tok_enc_free(&e);
             return -1;

@@ -200,6 +200,8 @@ static size_t start_symbols(const struct tw_tok *t, const char *p, size_t n, str
         } else {
             tok_char((const unsigned char *)p + i, &k);
             id = tok_vocab_find(&t->vocab, p + i, k);
+            if (id >= 0 && t->flags[id] & TOK_ID_FRESH)
+                id = -1;
         }
         if (id >= 0)
             known(m, &s, id, (uint32_t)k);
@@ -423,7 +425,7 @@ static void word(struct tok_enc *e, const struct tok_view *v, size_t b, size_t e
     if (t->unigram.on)
         plain = tok_unigram_word(e, v, b, end);
     else if (t->bpe.ignore_merges && (id = whole(t, p, n)) >= 0
-            && !(t->flags[id] & TOK_ID_SPECIAL))
+            && !(t->flags[id] & (TOK_ID_SPECIAL | TOK_ID_FRESH)))
         tok_emit(e, id, v, b, end);
     else
         plain = merge_word(e, v, b, end);

@@ -234,14 +234,17 @@ static size_t run_strip(const struct tok_enc *e, const struct tok_norm *m, const
     return b;
 }
 
+/* *FIRST: where what is left begins. */
 static int run_replace(struct tok_enc *e, const struct tok_norm *m, const struct tok_view *v,
-        struct tok_text *out)
+        struct tok_text *out, size_t *first)
 {
     size_t done = 0, b, end;
     int r;
 
     while ((r = tok_find_next(e, &m->find, v->p, v->n, done, &b, &end)) > 0) {
         tok_text_copy(out, e->mapped, v, done, b);
+        if (!out->b.n && end > b && !m->text.n)
+            *first = end;               /* all before it was taken away */
         if (end > b)
             tok_text_add(out, e->mapped, m->text.p, m->text.n, tok_view_begin(v, b),
                     tok_view_end(v, end));
@@ -308,7 +311,7 @@ int tok_norm_run(struct tok_enc *e, const struct tok_view *in, struct tok_view *
             run_bytes(e, &v, o);
         else if (m->kind == TOK_STRIP)
             first = run_strip(e, m, &v, o);
-        else if (m->kind == TOK_REPLACE && run_replace(e, m, &v, o))
+        else if (m->kind == TOK_REPLACE && run_replace(e, m, &v, o, &first))
             return -1;
         if (m->kind == TOK_PREPEND && v.n) {
             tok_text_add(o, e->mapped, m->text.p, m->text.n, tok_view_begin(&v, 0),

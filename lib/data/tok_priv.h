@@ -156,6 +156,7 @@ struct tok_added {
     struct tw_str text, pattern;        /* as in the file; as searched for (else made from it) */
     int32_t id;
     bool special, lstrip, rstrip, single_word, normalized;
+    bool fresh;                         /* the model's vocabulary does not have it */
 };
 struct tok_node {
     uint32_t child, next;               /* 0: none */
@@ -263,8 +264,9 @@ struct tok_dec {
 
 #define TOK_STAGES TW_TOK_STAGES        /* most parts of one kind in a chain */
 
-/* A special token; an added token that decodes to its pattern, not to its text. */
-enum { TOK_ID_SPECIAL = 1, TOK_ID_PATTERN = 2 };
+/* A special token; an added token that decodes to its pattern, not to its text; a token that the model
+ * does not know and cannot make. */
+enum { TOK_ID_SPECIAL = 1, TOK_ID_PATTERN = 2, TOK_ID_FRESH = 4 };
 
 struct tw_tok {
     struct tw_arena mem;

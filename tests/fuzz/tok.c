@@ -14,7 +14,9 @@ static const char *const dir[] = { "tests/data/tokenizers/qwen3", "tests/data/to
     "tests/data/tokenizers-parts/dsv2", "tests/data/tokenizers-parts/qwen35",
     "tests/data/tokenizers-parts/gemma", "tests/data/tokenizers-parts/o200k",
     "tests/data/tokenizers-parts/split_look", "tests/data/tokenizers-parts/meta_first_False",
-    "tests/data/tokenizers-spm/user", "tests/data/tokenizers-spm/squeeze" };
+    "tests/data/tokenizers-spm/user", "tests/data/tokenizers-spm/squeeze",
+    "tests/data/tokenizers-unispm/uni_byte", "tests/data/tokenizers-unispm/uni_rules",
+    "tests/data/tokenizers-unispm/uni_user", "tests/data/tokenizers-unispm/bpe_rules" };
 #define TOKS (sizeof(dir) / sizeof(dir[0]))
 
 static void must(bool ok)
