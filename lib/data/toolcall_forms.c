@@ -29,14 +29,19 @@ static void put_arg(struct tw_call_scan *s, struct args *x, struct tw_str name, 
         tw_call_value(s, &x->b, name, key, value);
 }
 
-static void end_args(struct tw_call_scan *s, struct args *x, struct tw_str name, bool good,
+/* A key that stands twice makes no object, and so no call. */
+static bool end_args(struct tw_call_scan *s, struct args *x, struct tw_str name, bool good,
         enum tw_call_form form)
 {
-    if (good) {
-        tw_buf_puts(&x->b, x->n ? "}" : "{}");
-        tw_call_add(s, name, tw_arena_str(s->a, tw_buf_str(&x->b)), form);
-    }
+    struct tw_str text;
+
+    tw_buf_puts(&x->b, x->n ? "}" : "{}");
+    text = tw_arena_str(s->a, tw_buf_str(&x->b));
     tw_buf_free(&x->b);
+    good = good && tw_json_parse(s->a, text, NULL);
+    if (good)
+        tw_call_add(s, name, text, form);
+    return good;
 }
 
 static struct tw_str without_newlines(struct tw_str s)
@@ -73,8 +78,7 @@ static bool xml_function(struct tw_call_at *c)
             put_arg(c->s, &x, name, key, without_newlines(value), false);
     }
     good = good && tw_call_take(c, "</function>");
-    end_args(c->s, &x, name, good, TW_CALL_XML);
-    return good;
+    return end_args(c->s, &x, name, good, TW_CALL_XML);
 }
 
 /* NAME and pairs of <arg_key>, <arg_value>. */
@@ -94,8 +98,7 @@ static bool glm_call(struct tw_call_at *c)
             put_arg(c->s, &x, name, tw_call_trim(key), without_newlines(value), false);
     }
     good = good && (x.n || tw_call_given(c->s, name, true));
-    end_args(c->s, &x, name, good, TW_CALL_GLM);
-    return good;
+    return end_args(c->s, &x, name, good, TW_CALL_GLM);
 }
 
 /* <tool_call> of three forms. The last one may lack its end. */
@@ -191,8 +194,7 @@ static bool dsml_invoke(struct tw_call_at *c)
                     tw_str_is(tw_call_trim(kind), "string=\"true\""));
     }
     good = good && tw_call_take(c, "</" DSML "invoke>");
-    end_args(c->s, &x, name, good, TW_CALL_DSML);
-    return good;
+    return end_args(c->s, &x, name, good, TW_CALL_DSML);
 }
 
 static bool dsml(struct tw_call_at *c)

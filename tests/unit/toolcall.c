@@ -78,6 +78,7 @@ static void no_call(void)
         "<|action_start|><|interpreter|>\nprint(1)<|action_end|>", "Do Action: find\nAction Input: {}",
         "Action: find\nAction Input: words", "<｜tool▁calls▁begin｜><｜tool▁calls▁end｜>",
         "<｜tool▁call▁begin｜>find<｜tool▁sep｜>{\"q\":1}", "<tool_call>what is this</tool_call>", "a < b [c] {d}",
+        "<tool_call><function=find><parameter=q>1</parameter><parameter=q>2</parameter></function></tool_call>",
     };
     struct tw_arena a = {0};
     struct tw_json *with = tw_json_parse(&a, tw_str(tools), NULL);
