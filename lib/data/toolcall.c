@@ -223,6 +223,18 @@ void tw_call_value(struct tw_call_scan *s, struct tw_buf *out, struct tw_str nam
 
 /* ---- a reply ---- */
 
+/* Does a call begin in this text? */
+static bool has_call(const char *p, size_t n)
+{
+    static const char *const marks[] = { "<tool_call>", "<function=", "[TOOL_CALLS]",
+        "<|action_start|>", "<|python_tag|>", "<\xEF\xBD\x9C", "Action:", "{\"name\"" };
+
+    for (size_t i = 0; i < sizeof(marks) / sizeof(marks[0]); i++)
+        if (memmem(p, n, marks[i], strlen(marks[i])))
+            return true;
+    return false;
+}
+
 /* Takes the think block off the front of *TEXT. */
 static void take_thinking(struct tw_str *text, bool thinking, struct tw_reply *out)
 {
@@ -243,7 +255,8 @@ static void take_thinking(struct tw_str *text, bool thinking, struct tw_reply *o
     }
     close = t.n ? memmem(t.p, t.n, stop.p, stop.n) : NULL;
     open = close ? memmem(t.p, (size_t)(close - t.p), begin.p, begin.n) : NULL;
-    if (!thinking && (!close || open))
+    /* An end without a beginning: the prompt may have begun it; or a call has it in an argument. */
+    if (!thinking && (!close || open || has_call(t.p, (size_t)(close - t.p))))
         return;
     out->open = !close;
     out->reasoning = (struct tw_str){ t.p, close ? (size_t)(close - t.p) : t.n };
