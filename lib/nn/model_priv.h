@@ -60,6 +60,8 @@ struct tw_model {
     struct tw_dev *count;       /* the counting device of dev */
     size_t kv_block;            /* bytes of a block of a decode state */
     struct tw_kv *kv_free;      /* blocks to be used again */
+    struct tw_kv_slab *kv_slab; /* what blocks are cut from */
+    int64_t kv_blocks;          /* all there are */
 };
 
 /* layout.c: the list of weights, without memory; then their memory. */

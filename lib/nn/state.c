@@ -18,36 +18,63 @@ void tw_state_layout(struct tw_model *m)
     }
 }
 
+/* Blocks are cut from slabs, which grow with what is in use and stay until the model is closed. */
+struct tw_kv_slab {
+    struct tw_kv_slab *next;
+    void *mem;                  /* (dev) */
+    struct tw_kv kv[];
+};
+
 void tw_state_pool_free(struct tw_model *m)
 {
-    struct tw_kv *b, *next;
+    struct tw_kv_slab *s, *next;
 
-    for (b = m->kv_free; b; b = next) {
-        next = b->next;
-        m->ops->free(m->dev, b->mem);
-        free(b);
+    for (s = m->kv_slab; s; s = next) {
+        next = s->next;
+        m->ops->free(m->dev, s->mem);
+        free(s);
     }
+    m->kv_slab = NULL;
     m->kv_free = NULL;
+    m->kv_blocks = 0;
+}
+
+/* N more blocks; false: the device has no room for them. */
+static bool add_slab(struct tw_model *m, int64_t n, struct tw_err *err)
+{
+    void *mem = m->ops->alloc(m->dev, (size_t)n * m->kv_block, err);
+    struct tw_kv_slab *s;
+
+    if (!mem)
+        return false;
+    s = tw_xcalloc(1, sizeof *s + (size_t)n * sizeof *s->kv);
+    s->mem = mem;
+    s->next = m->kv_slab;
+    m->kv_slab = s;
+    m->kv_blocks += n;
+    for (int64_t i = n; i-- > 0;) {
+        s->kv[i].mem = (char *)mem + (size_t)i * m->kv_block;
+        s->kv[i].next = m->kv_free;
+        m->kv_free = &s->kv[i];
+    }
+    return true;
 }
 
 static struct tw_kv *take_block(struct tw_model *m, struct tw_err *err)
 {
-    struct tw_kv *b = m->kv_free;
+    const int64_t most = (int64_t)(((size_t)1 << 30) / m->kv_block);
+    int64_t n = m->kv_blocks / 2 < most ? m->kv_blocks / 2 : most;
+    struct tw_err none = { 0 };
+    struct tw_kv *b;
 
-    if (b) {
-        m->kv_free = b->next;
-    } else {
-        void *mem = m->ops->alloc(m->dev, m->kv_block, err);
-
-        if (!mem) {
-            tw_err_clear(err);
-            tw_fail(err, NULL, 0, "no memory on the device for %zu more bytes of decode state",
-                    m->kv_block);
-            return NULL;
-        }
-        b = tw_xcalloc(1, sizeof *b);
-        b->mem = mem;
+    if (!m->kv_free && !(n > 1 && add_slab(m, n, &none)) && !add_slab(m, n > 1 ? 1 : 4, &none) &&
+            !add_slab(m, 1, &none)) {
+        tw_fail(err, NULL, 0, "no memory on the device for %zu more bytes of decode state",
+                m->kv_block);
+        return NULL;
     }
+    b = m->kv_free;
+    m->kv_free = b->next;
     b->next = NULL;
     b->refs = 1;
     return b;
