@@ -24,6 +24,7 @@ struct cu_buf {
 
 struct cu_gemm;                 /* gemm.cu: handles, plans by shape */
 struct cu_attn;                 /* attn.cu: what attention keeps between calls */
+struct cu_step;                 /* step.cu: records of decode steps */
 
 struct cu_dev {
     struct tw_dev_head head;    /* first: this is a struct tw_dev */
@@ -35,6 +36,7 @@ struct cu_dev {
     struct cu_buf scratch[CU_NSCRATCH];
     struct cu_gemm *gemm;
     struct cu_attn *attn;
+    struct cu_step *step;
     char *ring;                 /* pinned host memory for uploads, used round and round */
     size_t ring_at;
     cudaEvent_t ring_done[2];   /* the uploads out of each half have been made */
@@ -88,11 +90,17 @@ void cu_linear_ops(struct tw_ops *o);
 void cu_lora_ops(struct tw_ops *o);
 /* head.cu */
 void cu_head_ops(struct tw_ops *o);
+/* The logits of rows row[i] (host) of h, to z (dev) [n, V]. */
+void cu_logits(struct cu_dev *d, float *z, const struct tw_tensor *h, const int32_t *row, int64_t n,
+        const struct tw_mat *w);
 /* optim.cu */
 void cu_optim_ops(struct tw_ops *o);
 /* attn.cu: attn, attn_bwd, kv_bytes, kv_put */
 void cu_attn_ops(struct tw_ops *o);
 void cu_attn_close(struct cu_dev *d);
+/* step.cu: choose, step; for Hopper and later */
+void cu_step_ops(struct tw_ops *o);
+void cu_step_close(struct cu_dev *d);
 
 static inline int64_t cu_div(int64_t a, int64_t b)
 {

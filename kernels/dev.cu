@@ -174,6 +174,7 @@ static void d_close(struct tw_dev *dev)
 
     if (d->stream)
         cudaStreamSynchronize(d->stream);
+    cu_step_close(d);
     cu_attn_close(d);
     cu_gemm_close(d);
     for (int i = 0; i < CU_NSCRATCH; i++)
@@ -187,7 +188,7 @@ static void d_close(struct tw_dev *dev)
     delete d;
 }
 
-static struct tw_ops make_ops()
+static struct tw_ops make_ops(bool hopper)
 {
     struct tw_ops o = {};
 
@@ -211,11 +212,14 @@ static struct tw_ops make_ops()
     cu_head_ops(&o);
     cu_optim_ops(&o);
     cu_attn_ops(&o);
+    if (hopper)
+        cu_step_ops(&o);
     return o;
 }
 
 static bool start(struct cu_dev *d, struct tw_err *err)
 {
+    static const struct tw_ops older = make_ops(false), hopper = make_ops(true);
     cudaDeviceProp p;
     int n = 0, smem = 0, khz = 0;
     cudaError_t e = cudaGetDeviceCount(&n);
@@ -231,6 +235,7 @@ static bool start(struct cu_dev *d, struct tw_err *err)
     if (p.major < 8)
         return !tw_fail(err, NULL, 0, "GPU %d (%s) has compute capability %d.%d, 8.0 is needed: "
                 "use --device cpu", d->index, p.name, p.major, p.minor);
+    d->head.ops = p.major < 9 ? &older : &hopper;
     d->sms = p.multiProcessorCount;
     d->major = p.major;
     d->minor = p.minor;
@@ -253,7 +258,6 @@ static bool start(struct cu_dev *d, struct tw_err *err)
 extern "C" __attribute__((visibility("default"))) struct tw_dev *tw_cuda_open(unsigned abi,
         int index, struct tw_err *err)
 {
-    static const struct tw_ops ops = make_ops();
     struct cu_dev *d;
 
     if (abi != TW_CUDA_ABI) {
@@ -266,7 +270,6 @@ extern "C" __attribute__((visibility("default"))) struct tw_dev *tw_cuda_open(un
         tw_fail(err, NULL, 0, "out of memory");
         return NULL;
     }
-    d->head.ops = &ops;
     d->index = index;
     if (!start(d, err)) {
         d_close((struct tw_dev *)d);

@@ -261,6 +261,22 @@ static void d_logits(struct tw_dev *dev, float *logits, const struct tw_tensor *
     }
 }
 
+void cu_logits(struct cu_dev *d, float *z, const struct tw_tensor *h, const int32_t *row, int64_t n,
+        const struct tw_mat *w)
+{
+    int64_t V = w->rows, D = w->cols;
+    size_t xs = up((size_t)(n * D) * 4);
+    char *x = (char *)cu_scratch(d, CU_S_HEAD, xs + up((size_t)n * 4));
+    struct cu_mm q = { n, V, D, x, w->data, NULL, z, D, D, V, h->dtype, TW_F32, 1, 0 };
+
+    if (!x)
+        return;
+    cu_upload(d, x + xs, row, (size_t)n * 4);
+    CU_ACT(h->dtype, gather_rows<A><<<(unsigned)n, 128, 0, d->stream>>>((A *)x, (const A *)h->data,
+                h->ld, (const int32_t *)(x + xs), D));
+    cu_nt(d, &q);
+}
+
 static float d_pick(const struct tw_dev *d, const float *z, int64_t V, float temp, int32_t target)
 {
     double max = -INFINITY, sum = 0;

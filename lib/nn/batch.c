@@ -3,7 +3,7 @@
 #include "base/rng.h"
 #include "nn/state.h"
 
-static int check_seq(const struct tw_model *m, const struct tw_seq *s, int64_t i,
+int tw_batch_check(const struct tw_model *m, const struct tw_seq *s, int64_t i,
         struct tw_err *err)
 {
     if (s->n < 1)
@@ -82,7 +82,7 @@ int tw_batch_pack(struct tw_batch *b, struct tw_model *m, const struct tw_seq *s
     *b = (struct tw_batch){ .seq = seq, .nseq = nseq };
     b->t0 = tw_arena_alloc(a, (n + 1) * sizeof *b->t0);
     for (int64_t i = 0; i < nseq; i++) {
-        if (check_seq(m, &seq[i], i, err))
+        if (tw_batch_check(m, &seq[i], i, err))
             return -1;
         b->t0[i + 1] = b->t0[i] + seq[i].n;
     }

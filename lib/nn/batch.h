@@ -22,6 +22,8 @@ struct tw_batch {
     bool states;                /* the sequences have decode states */
 };
 
+/* Whether sequence I has tokens of the vocabulary and an adapter of the model. */
+int tw_batch_check(const struct tw_model *m, const struct tw_seq *s, int64_t i, struct tw_err *err);
 /* Checks and packs NSEQ sequences. Everything lives in A. FLAGS: TW_DROPOUT. */
 int tw_batch_pack(struct tw_batch *b, struct tw_model *m, const struct tw_seq *seq, int64_t nseq,
         unsigned flags, struct tw_arena *a, struct tw_err *err);

@@ -34,10 +34,14 @@ struct tw_var;
 /* x -> x + f(norm(x)), into OUT. */
 typedef void tw_block_fn(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x,
         struct tw_var *out);
+/* The same of one token a sequence, in place, by a device's fused ops (nn/step.h). */
+struct tw_stepper;
+typedef void tw_block_step_fn(struct tw_stepper *s, const struct tw_layer *l);
 
 struct tw_block {
     const char *name;
     tw_block_fn *forward;
+    tw_block_step_fn *step;     /* NULL: there is none */
     bool kv;                    /* keeps keys and values in a decode state */
 };
 extern const struct tw_block tw_block_gqa, tw_block_swiglu;

@@ -130,6 +130,12 @@ size_t tw_state_bytes(const struct tw_model *m, int64_t n);
 int tw_model_decode(struct tw_model *m, const struct tw_seq *seq, int64_t nseq, const int64_t *want,
         int64_t nwant, float *logits, struct tw_err *err);
 
+/* Whether the device draws tokens. Then tw_model_draw() appends each sequence's tokens to its state
+ * and draws choice[i] from the logits after the last token of sequence i. ALLOWED (dev): see there. */
+bool tw_model_draws(const struct tw_model *m);
+int tw_model_draw(struct tw_model *m, const struct tw_seq *seq, int64_t nseq,
+        struct tw_choice *choice, const uint8_t *allowed, struct tw_err *err);
+
 /* Writes a Hugging Face folder's config.json and model.safetensors (sharded when large) into DIR, in
  * DTYPE; with ADAPTER merged in (f32 arithmetic, rounded once) when not NULL. */
 int tw_model_save(const struct tw_model *m, const struct tw_adapter *merge, enum tw_dtype dtype,

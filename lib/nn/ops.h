@@ -23,6 +23,7 @@
 #ifndef TW_OPS_H
 #define TW_OPS_H
 #include "base/err.h"
+#include "nn/step_ops.h"
 #include "nn/tensor.h"
 
 struct tw_dev;                  /* each device begins its own struct with struct tw_dev_head */
@@ -234,6 +235,12 @@ struct tw_ops {
             int64_t n, const struct tw_mat *w);
     /* log softmax(z / temp)[target] of one row of logits on the host; the same bits as head(). */
     float (*pick)(const struct tw_dev *d, const float *z, int64_t V, float temp, int32_t target);
+
+    /* Draws choice i from the logits of row[i] (host) of h; complete on return. allowed (dev) [V]
+     * bars ids; NULL: none. NULL, both: the host draws. */
+    void (*choose)(struct tw_dev *d, const struct tw_tensor *h, const int32_t *row, int64_t n,
+            const struct tw_mat *w, struct tw_choice *choice, const uint8_t *allowed);
+    const struct tw_step_ops *step;     /* decode steps in fused ops */
 
     void (*add)(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor *x);  /* y += x */
     void (*axpy)(struct tw_dev *d, float *y, float a, const float *x, int64_t n);   /* y += a x */

@@ -231,9 +231,12 @@ int tw_pass_run(struct tw_pass *p, struct tw_dev *dev, struct tw_stack *st, stru
     w.t.record = w.backward;
     h = tw_t_norm(&w.t, x, m->global[TW_S_NORM_F], m->cfg.D);
     if (p->decode) {
-        if (p->nwant)
-            w.t.ops->logits(dev, p->logits, &h->v, p->want, p->nwant,
-                    m->tied ? &m->global[TW_S_EMBED]->w : &m->global[TW_S_HEAD]->w);
+        const struct tw_mat *hw = m->tied ? &m->global[TW_S_EMBED]->w : &m->global[TW_S_HEAD]->w;
+
+        if (p->nwant && p->choice && !w.counting)
+            w.t.ops->choose(dev, &h->v, p->want, p->nwant, hw, p->choice, p->allowed);
+        else if (p->nwant)
+            w.t.ops->logits(dev, p->logits, &h->v, p->want, p->nwant, hw);
         return 0;
     }
     if (head(&w, h))

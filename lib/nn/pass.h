@@ -36,7 +36,9 @@ struct tw_pass {
     struct tw_rows rows;        /* a training or scoring pass */
     const int32_t *want;        /* (host) decoding: rows whose logits are wanted */
     int64_t nwant;
-    float *logits;              /* (host) [nwant, V] */
+    float *logits;              /* (host) [nwant, V]; NULL: the device draws: */
+    struct tw_choice *choice;   /* [nwant] */
+    const uint8_t *allowed;     /* (dev) */
     bool decode;
     unsigned flags;
     struct tw_arena arena;

@@ -1,6 +1,7 @@
 /* run.c - the two ways to use a pass: log-probabilities with gradients, and decoding */
 #include "nn/pass.h"
 #include "nn/state.h"
+#include "nn/step.h"
 #include <math.h>
 
 static int check_rows(const struct tw_batch *b, const struct tw_model *m, const struct tw_row *row,
@@ -135,6 +136,24 @@ static int decode(struct tw_pass *p, const struct tw_seq *seq, int64_t nseq, str
     return tw_pass_do(p, err);
 }
 
+/* The states of a batch that was run, or was not: RET. */
+static void settle(const struct tw_model *m, const struct tw_seq *seq, int64_t nseq, int ret)
+{
+    for (int64_t i = 0; i < nseq; i++) {
+        struct tw_state *s = seq[i].state;
+
+        if (!s || s->m != m)
+            continue;
+        s->busy = false;
+        if (!ret) {
+            s->n += seq[i].n;
+            s->a = seq[i].adapter;
+        } else {
+            tw_state_trim(s);
+        }
+    }
+}
+
 int tw_model_decode(struct tw_model *m, const struct tw_seq *seq, int64_t nseq, const int64_t *want,
         int64_t nwant, float *logits, struct tw_err *err)
 {
@@ -150,19 +169,63 @@ int tw_model_decode(struct tw_model *m, const struct tw_seq *seq, int64_t nseq, 
     ret = check_states(m, seq, nseq, err);
     if (!ret)
         ret = decode(&p, seq, nseq, err);
-    for (int64_t i = 0; i < nseq; i++) {
-        struct tw_state *s = seq[i].state;
-
-        if (!s || s->m != m)
-            continue;
-        s->busy = false;
-        if (!ret) {
-            s->n += seq[i].n;
-            s->a = seq[i].adapter;
-        } else {
-            tw_state_trim(s);
-        }
-    }
+    settle(m, seq, nseq, ret);
     tw_arena_free(&p.arena);
+    return ret;
+}
+
+bool tw_model_draws(const struct tw_model *m)
+{
+    return m->ops->choose != NULL;
+}
+
+/* A batch that the device's steps do not take. */
+static int draw(struct tw_model *m, const struct tw_seq *seq, int64_t nseq,
+        struct tw_choice *choice, const uint8_t *allowed, struct tw_err *err)
+{
+    struct tw_pass p = { .m = m, .decode = true, .nwant = nseq, .choice = choice,
+        .allowed = allowed };
+    int32_t *row = tw_arena_alloc(&p.arena, (size_t)nseq * sizeof *row);
+    int64_t at = 0;
+    int ret;
+
+    for (int64_t i = 0; i < nseq; i++)
+        row[i] = (int32_t)((at += seq[i].n) - 1);
+    p.want = row;
+    ret = decode(&p, seq, nseq, err);
+    tw_arena_free(&p.arena);
+    return ret;
+}
+
+static int steps(struct tw_model *m, const struct tw_seq *seq, int64_t nseq,
+        struct tw_choice *choice, const uint8_t *allowed, struct tw_err *err)
+{
+    const int64_t max = m->ops->step->max;
+
+    for (int64_t i = 0; i < nseq; i++)
+        if (tw_batch_check(m, &seq[i], i, err) || tw_state_grow(seq[i].state, 1, err))
+            return -1;
+    for (int64_t i = 0; i < nseq; i += max)
+        if (tw_step_run(m, seq + i, nseq - i < max ? nseq - i : max, choice + i, allowed, err))
+            return -1;
+    return 0;
+}
+
+int tw_model_draw(struct tw_model *m, const struct tw_seq *seq, int64_t nseq,
+        struct tw_choice *choice, const uint8_t *allowed, struct tw_err *err)
+{
+    bool single = tw_step_fits(m);
+    int ret;
+
+    for (int64_t i = 0; i < nseq; i++)
+        single &= seq[i].n == 1;
+    if (nseq < 1)
+        return 0;
+    ret = check_states(m, seq, nseq, err);
+    if (!ret && single)
+        ret = steps(m, seq, nseq, choice, allowed, err);
+    else if (!ret)
+        ret = draw(m, seq, nseq, choice, allowed, err);
+    settle(m, seq, nseq, ret);
     return ret;
 }

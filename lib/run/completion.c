@@ -25,21 +25,19 @@ void tw_gen_free_out(struct tw_gen *g)
     g->out = NULL;
 }
 
-void tw_completion_add(struct tw_completion *c, int32_t id, float logp)
+void tw_completion_room(struct tw_completion *c)
 {
-    if (c->n == c->cap) {
-        c->cap = c->cap ? 2 * c->cap : 32;
-        c->token = tw_xreallocarray(c->token, c->cap, sizeof(*c->token));
-        c->logp = tw_xreallocarray(c->logp, c->cap, sizeof(*c->logp));
-        if (c->sampled_logp)
-            c->sampled_logp = tw_xreallocarray(c->sampled_logp, c->cap, sizeof(float));
-        if (c->top_n) {
-            c->top_id = tw_xreallocarray(c->top_id, c->cap * c->top_n, sizeof(*c->top_id));
-            c->top_logp = tw_xreallocarray(c->top_logp, c->cap * c->top_n, sizeof(float));
-        }
+    if (c->n < c->cap)
+        return;
+    c->cap = c->cap ? 2 * c->cap : 32;
+    c->token = tw_xreallocarray(c->token, c->cap, sizeof(*c->token));
+    c->logp = tw_xreallocarray(c->logp, c->cap, sizeof(*c->logp));
+    if (c->sampled_logp)
+        c->sampled_logp = tw_xreallocarray(c->sampled_logp, c->cap, sizeof(float));
+    if (c->top_n) {
+        c->top_id = tw_xreallocarray(c->top_id, c->cap * c->top_n, sizeof(*c->top_id));
+        c->top_logp = tw_xreallocarray(c->top_logp, c->cap * c->top_n, sizeof(float));
     }
-    c->token[c->n] = id;
-    c->logp[c->n++] = logp;
 }
 
 /* The longest end of text that is a proper beginning of some stop text: it must not be shown yet. */

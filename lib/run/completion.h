@@ -3,8 +3,8 @@
 #define TW_COMPLETION_H
 #include "run/sampler.h"
 
-/* Appends a token; sampled_logp[n - 1] and the top list, where wanted, are the caller's to fill. */
-void tw_completion_add(struct tw_completion *c, int32_t id, float logp);
+/* Room for one more token. */
+void tw_completion_room(struct tw_completion *c);
 /* How many bytes at the end of TEXT are a proper beginning of a stop text and must not be shown yet. */
 size_t tw_completion_held(const struct tw_gen *g, struct tw_str text);
 /* Looks for a stop text in what was added behind FROM and before it; cuts the text before the earliest. */

@@ -88,7 +88,7 @@ void tw_draw_free(struct tw_draw *d)
     *d = (struct tw_draw){ 0 };
 }
 
-static bool has_penalties(const struct tw_sampling *s)
+bool tw_sampling_penalises(const struct tw_sampling *s)
 {
     return s->repetition != 1 || s->presence != 0 || s->frequency != 0;
 }
@@ -98,12 +98,22 @@ static bool has_top_k(const struct tw_draw *d, const struct tw_sampling *s)
     return s->top_k > 0 && s->top_k < d->V;
 }
 
+static bool cuts(const struct tw_sampling *s, int64_t V)
+{
+    return (s->top_k > 0 && s->top_k < V) || s->top_p < 1 || s->min_p > 0;
+}
+
+bool tw_sampling_processed(const struct tw_sampling *s, int64_t V)
+{
+    return cuts(s, V) || tw_sampling_penalises(s);
+}
+
 /* Fills d->z: the logits with penalties applied (s NULL: none), barred ids at -inf. */
 static void penalise(struct tw_draw *d, const struct tw_sampling *s, const float *z,
         const uint8_t *allowed, const struct tw_counts *counts)
 {
     memcpy(d->z, z, d->V * sizeof(float));
-    for (int64_t i = 0; s && has_penalties(s) && counts && i < counts->cap; i++) {
+    for (int64_t i = 0; s && tw_sampling_penalises(s) && counts && i < counts->cap; i++) {
         struct tw_count c = counts->slot[i];
 
         if (!c.n || c.id < 0 || c.id >= d->V)
@@ -272,19 +282,19 @@ int tw_sampling_draw(struct tw_draw *d, const struct tw_sampling *s, const float
         const uint8_t *allowed, const struct tw_counts *counts, double u, struct tw_drawn *out,
         struct tw_err *err)
 {
-    bool cut = has_top_k(d, s) || s->top_p < 1 || s->min_p > 0;
+    bool cut = cuts(s, d->V);
     const float *row = z;
     int64_t best, n;
     double sum, at = 0;
 
-    if (allowed || has_penalties(s)) {
+    if (allowed || tw_sampling_penalises(s)) {
         penalise(d, s, z, allowed, counts);
         row = d->z;
     }
     best = argmax(row, d->V);
     if (best < 0 || !isfinite(row[best]))
         return tw_fail(err, NULL, 0, "the model gave no finite logit");
-    *out = (struct tw_drawn){ .id = (int32_t)best, .processed = cut || has_penalties(s) };
+    *out = (struct tw_drawn){ .id = (int32_t)best, .processed = cut || tw_sampling_penalises(s) };
     if (s->temperature == 0)
         return 0;
     exp_row(d->p, row, d->V, row[best], (float)(1 / s->temperature));

@@ -52,6 +52,9 @@ int tw_sampling_draw(struct tw_draw *d, const struct tw_sampling *s, const float
         const uint8_t *allowed, const struct tw_counts *counts, double u, struct tw_drawn *out,
         struct tw_err *err);
 
+bool tw_sampling_processed(const struct tw_sampling *s, int64_t V);     /* as in struct tw_drawn */
+bool tw_sampling_penalises(const struct tw_sampling *s);
+
 /* The K best allowed ids of Z, best first (ties: lower id first). Returns how many. */
 int64_t tw_sampling_top(struct tw_draw *d, const float *z, const uint8_t *allowed, int64_t k,
         int32_t *id);

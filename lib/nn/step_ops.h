@@ -1,0 +1,95 @@
+/* step_ops.h - drawing tokens on the device, and decode steps of fused ops: one token each of many
+ * sequences. A device that records a step the first times it sees its shape queues it again in one
+ * piece; so a step's ops take nothing from the host but what begin() was given, and every number
+ * that changes from step to step lies in device memory. Devices without have NULL in their table:
+ * then logits go to the host. */
+#ifndef TW_STEP_OPS_H
+#define TW_STEP_OPS_H
+#include "nn/tensor.h"
+#include <stdbool.h>
+
+struct tw_dev;
+
+/* One token to be drawn from a row of logits z. What the numbers mean, and the order in which they
+ * act, is what run/sampling.h says. */
+struct tw_choice {
+    double temperature, top_p, min_p, repetition, presence, frequency;
+    double u;                   /* uniform in [0, 1) */
+    int64_t top_k, top_n;       /* top_n: how many of the best ids are to be named */
+    const int32_t *seen;        /* (host) [nseen][2] ids and how often, for the penalties */
+    int64_t nseen;
+    /* Out. */
+    int32_t id;                 /* -1: no finite logit */
+    float logp;                 /* log softmax(z / temperature)[id], z as it came (greedy: of z) */
+    float sampled_logp;         /* after all processors; 0 when greedy */
+    int32_t *top_id;            /* (host) [top_n] best first, -1 behind the last */
+    float *top_logp;            /* (host) [top_n] as logp */
+};
+
+/* An adapter's part at one module; r 0: none. */
+struct tw_step_lora {
+    const float *a, *b;         /* (dev) [r, in], [out, r] */
+    int32_t r;
+    float scale;
+};
+
+/* The input of a step. */
+struct tw_step {
+    int64_t n;                  /* sequences */
+    const int32_t *id, *pos;    /* (host) [n] each one's new token, and its position */
+    void *const *const *block;  /* (host) [n] each one's blocks of keys and values */
+    const int32_t *slot;        /* (host) [n] its adapter's row in lora; -1: none */
+    const struct tw_step_lora *lora;    /* (host) [nslot, nmodule] */
+    int64_t nslot, nmodule, max_r;      /* nslot 0: no adapters */
+    struct tw_choice *choice;   /* [n] */
+    const uint8_t *allowed;     /* (dev) [V] ids that may be drawn; NULL: all */
+    const void *key;            /* what else the walk depends on: addresses, the model */
+    size_t nkey;
+};
+
+/* A product's matrix, and its module in lora (-1: none). */
+struct tw_step_w {
+    const struct tw_mat *w;
+    const float *bias;          /* (dev) may be NULL */
+    int64_t module;
+};
+
+struct tw_step_attn {
+    int64_t nh, nkv, hd, window;        /* as in struct tw_attn */
+    float scale;
+    size_t offset;              /* of the layer's part of a block */
+    const float *qnorm, *knorm; /* (dev) [hd]; NULL: heads are not normalised */
+    float eps;
+    const float *cos, *sin;     /* (dev) as in struct tw_rope */
+    int64_t rot;
+    bool interleaved;
+};
+
+/* All tensors are BF16 and have the rows that begin() said; what stands in rows behind the n-th is
+ * of no meaning. norm: products of rmsnorm(x) with these weights and eps; NULL: of x itself. */
+struct tw_step_ops {
+    int64_t max;                /* sequences of a step */
+    /* Whether steps of such a model can be made: products of width K each, attention as A. */
+    bool (*fits)(const struct tw_dev *d, const struct tw_step_attn *a, const int64_t *k,
+            int64_t nk);
+    /* Takes the input. 0: the whole step has been replayed and its choices are filled; else the
+     * rows that its tensors must have. -1: it failed (sync() says why). */
+    int64_t (*begin)(struct tw_dev *d, const struct tw_step *s);
+    void (*embed)(struct tw_dev *d, struct tw_tensor *x, const struct tw_mat *w);
+    /* y = the products of x with N matrices side by side (+ res, which may be y). */
+    void (*linear)(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor *x,
+            const float *norm, float eps, const struct tw_step_w *w, int64_t n,
+            const struct tw_tensor *res);
+    /* y = act(gate) * up, both products of x. */
+    void (*glu)(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor *x, const float *norm,
+            float eps, const struct tw_step_w *gate, const struct tw_step_w *up, int act);
+    /* Norm and rotation of q and k, which stand side by side with v; stores k and v; attention. */
+    void (*attn)(struct tw_dev *d, struct tw_tensor *o, const struct tw_tensor *qkv,
+            const struct tw_step_attn *a);
+    /* Logits, and the choices of this step's input. */
+    void (*choose)(struct tw_dev *d, const struct tw_tensor *x, const float *norm, float eps,
+            const struct tw_mat *w);
+    void (*end)(struct tw_dev *d);      /* waits; choices are filled */
+};
+
+#endif
