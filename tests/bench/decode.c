@@ -1,0 +1,141 @@
+/* decode.c - tokens a second of the sampler. Prints a line per case: batch, adapters, what was
+ * drawn, seconds of the median run, tokens/s. Weights are random.
+ * usage: decode DEVICE CONFIG.json PROMPT NEW RUNS BATCH[:ADAPTERS[:how]] ..
+ * ADAPTERS (r 16, all modules) share the batch in turn; how: greedy (default), plain, top_p, top_k */
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include "base/mem.h"
+#include "base/rng.h"
+#include "run/sampler.h"
+
+enum { ADAPTERS = 8 };
+
+struct bench {
+    struct tw_model *m;
+    struct tw_adapter *adapter[ADAPTERS];
+    int64_t prompt, more, runs;
+    int32_t *token;
+};
+
+static double now(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static int cmp(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+static void done(struct tw_gen *g)
+{
+    int64_t *n = g->user;
+
+    *n += g->out[0].stop == TW_STOP_LENGTH ? g->out[0].n : 0;
+    if (*g->error)
+        fprintf(stderr, "%s\n", g->error);
+    tw_gen_free_out(g);
+}
+
+/* Seconds of one run of BATCH requests; < 0: it failed. */
+static double run(struct bench *b, int64_t batch, int adapters, const char *how, uint64_t seed)
+{
+    struct tw_sampler_opts o = { .max_batch = batch };
+    struct tw_err err = { 0 };
+    struct tw_sampler *s = tw_sampler_open(b->m, NULL, NULL, 0, &o, &err);
+    struct tw_gen *g = tw_xcalloc((size_t)batch, sizeof *g);
+    int64_t tokens = 0;
+    double t0 = now();
+    int more;
+
+    for (int64_t i = 0; i < batch; i++) {
+        g[i] = (struct tw_gen){ .prompt = b->token + i * b->prompt, .nprompt = b->prompt, .n = 1,
+            .sampling = { .temperature = how[0] != 'g', .top_p = 1, .repetition = 1 },
+            .seed = seed, .stream = (uint64_t)i, .max_tokens = b->more, .user = &tokens,
+            .done = done, .adapter = adapters ? b->adapter[i % adapters] : NULL };
+        if (!strcmp(how, "top_p"))
+            g[i].sampling.top_p = 0.9;
+        if (!strcmp(how, "top_k"))
+            g[i].sampling.top_k = 50;
+        tw_sampler_add(s, &g[i]);
+    }
+    while ((more = tw_sampler_step(s, &err)) > 0)
+        ;
+    if (more < 0 || tokens != batch * b->more) {
+        fprintf(stderr, "decode: %s (%lld tokens)\n", err.msg, (long long)tokens);
+        return -1;
+    }
+    t0 = now() - t0;
+    tw_sampler_close(s);
+    free(g);
+    return t0;
+}
+
+static int bench(struct bench *b, const char *spec)
+{
+    char *end;
+    int64_t batch = strtoll(spec, &end, 10);
+    int adapters = *end == ':' ? (int)strtol(end + 1, &end, 10) : 0;
+    const char *how = *end == ':' ? end + 1 : "greedy";
+    double t[32];
+    int n = b->runs < 31 ? (int)b->runs : 31;
+
+    b->token = tw_xreallocarray(b->token, (size_t)(batch * b->prompt), sizeof *b->token);
+    for (int64_t i = 0; i < batch * b->prompt; i++)
+        b->token[i] = (int32_t)(tw_rand64(1, 2, (uint64_t)i) % (uint64_t)tw_model_info(b->m)->V);
+    for (int i = -1; i < n; i++) {
+        double s = run(b, batch, adapters, how, (uint64_t)i);
+
+        if (s < 0)
+            return 1;
+        if (i >= 0)
+            t[i] = s;
+    }
+    qsort(t, (size_t)n, sizeof *t, cmp);
+    printf("batch %lld  adapters %d  %s  %.4f s  %.0f tok/s\n", (long long)batch, adapters, how,
+           t[n / 2], (double)(batch * b->more) / t[n / 2]);
+    fflush(stdout);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    struct tw_err err = { 0 };
+    struct tw_lora_opts lo = { .r = 16, .alpha = 32, .init = "default" };
+    struct bench b = { 0 };
+    struct tw_dev *d;
+    int ret = 0;
+
+    if (argc < 7) {
+        fprintf(stderr, "usage: decode DEVICE CONFIG.json PROMPT NEW RUNS BATCH[:ADAPTERS[:how]]"
+                " ..\n");
+        return 2;
+    }
+    struct tw_model_opts mo = { .dtype = TW_BF16, .init_random = true, .config_json = argv[2],
+        .seed = 1 };
+    b.prompt = strtoll(argv[3], NULL, 10);
+    b.more = strtoll(argv[4], NULL, 10);
+    b.runs = strtoll(argv[5], NULL, 10);
+    d = tw_dev_open(argv[1], 0, &err);
+    b.m = d ? tw_model_open(NULL, d, &mo, &err) : NULL;
+    for (int i = 0; b.m && i < ADAPTERS; i++)
+        b.adapter[i] = tw_adapter_new(b.m, &lo, (uint64_t)i, false, &err);
+    if (!b.m || err.code) {
+        fprintf(stderr, "decode: %s\n", err.msg);
+        return 1;
+    }
+    for (int i = 6; i < argc; i++)
+        ret |= bench(&b, argv[i]);
+    for (int i = 0; i < ADAPTERS; i++)
+        tw_adapter_close(b.adapter[i]);
+    tw_model_close(b.m);
+    tw_dev_close(d);
+    free(b.token);
+    return ret;
+}
