@@ -1,6 +1,7 @@
 /* trace.c - where a GPU's time goes: a library that CUDA loads into a command (set
  * CUDA_INJECTION64_PATH to it), which prints at exit each kernel's name, calls, total and mean time,
- * from TW_TRACE_SKIP kernels on. Build: see tests/bench/gpu/README. */
+ * from TW_TRACE_SKIP kernels on. Build:
+ *     gcc -O2 -shared -fPIC -I/usr/local/cuda/include -o trace.so tests/bench/gpu/trace.c -L/usr/local/cuda/lib64 -lcupti */
 #include <cupti.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,0 +1,39 @@
+#!/usr/bin/env python3
+"""peer.py FOLDER hf|liger lora|full SEQUENCES [recompute] - a training step of 2048-token sequences as
+users of transformers and PEFT have it, with or without Liger's kernels: bf16 weights, sdpa, fused
+AdamW, clipping. Prints tokens a second (median of six steps after three) and the memory taken."""
+import statistics, sys, time
+import torch, transformers
+
+folder, how, kind, n = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+if how == "liger":
+    from liger_kernel.transformers import apply_liger_kernel_to_qwen3
+    apply_liger_kernel_to_qwen3(rope=True, swiglu=True, rms_norm=True, cross_entropy=False,
+            fused_linear_cross_entropy=True)
+m = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16,
+        attn_implementation="sdpa").cuda().train()
+if "recompute" in sys.argv:
+    m.gradient_checkpointing_enable(gradient_checkpointing_kwargs=dict(use_reentrant=False))
+if kind == "lora":
+    import peft
+    m = peft.get_peft_model(m, peft.LoraConfig(r=16, lora_alpha=32, lora_dropout=0.0,
+            target_modules="all-linear"))
+    if "recompute" in sys.argv:
+        m.enable_input_require_grads()
+params = [p for p in m.parameters() if p.requires_grad]
+opt = torch.optim.AdamW(params, lr=1e-5, fused=True)
+ids = torch.randint(0, 151000, (n, 2048), device="cuda")
+times = []
+for i in range(9):
+    torch.cuda.synchronize()
+    t = time.perf_counter()
+    loss = m(input_ids=ids, labels=ids, use_cache=False).loss
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(params, 1.0)
+    opt.step()
+    opt.zero_grad(set_to_none=True)
+    torch.cuda.synchronize()
+    times.append(time.perf_counter() - t)
+free, total = torch.cuda.mem_get_info()
+print(f"{how} {kind} {' '.join(sys.argv[5:])}: {n * 2048 / statistics.median(times[3:]):.0f} tok/s, "
+        f"{(total - free) / 1e9:.1f} GB, loss {loss.item():.4f}")

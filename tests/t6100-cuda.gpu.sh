@@ -1,0 +1,46 @@
+#!/bin/sh
+# The commands on a GPU: golden models, the same bytes twice, where the CPU ends, sampled and scored.
+. "$(dirname "$0")/lib.sh"
+
+awk -f "$TOP/examples/sums.awk" -v n=64 -v as=chat >"$TMP/sums.jsonl"
+gpu() { tw-train -m tiny --lora r=2 --device cuda --plan "$TMP/sums.jsonl" >/dev/null 2>err || test_skip "$(cat err)"; }
+train() { r_=$1; shift; tw-train -q -m tiny --lora r=8 --lr 1e-3 --batch 16 --steps 4 -o "$r_" "$@" "$TMP/sums.jsonl"; }
+
+test_case 'golden models, in f32 as exactly as on the CPU' '
+	gpu
+	for m in "$DATA"/models/*/; do
+	    [ ! -f "$m/config.json" ] || golden-models "$m" --device cuda
+	done
+'
+test_case 'a run twice ends in the same bytes' '
+	gpu
+	for d in f32 bf16; do
+	    train a$d --dtype $d --device cuda
+	    train b$d --dtype $d --device cuda
+	    cmp a$d/latest/adapter_model.safetensors b$d/latest/adapter_model.safetensors
+	done
+'
+test_case 'the GPU ends where the CPU ends' '
+	gpu
+	train c --dtype f32 --device cpu
+	train g --dtype f32 --device cuda
+	train h --dtype bf16 --device cuda
+	loss() { grep "\"step\":4" $1/metrics.jsonl | sed "s/.*\"loss\":\([^,]*\),.*/\1/"; }
+	echo "$(loss c) $(loss g) $(loss h)" | awk "{ exit !((\$1 - \$2) ^ 2 < 1e-8 && (\$1 - \$3) ^ 2 < 1e-4) }"
+'
+test_case 'what was sampled is scored alike' '
+	gpu
+	head -4 "$TMP/sums.jsonl" | tw-sample -m tiny --device cuda --dtype f32 --max-tokens 12 --seed 3 >s
+	tw-sample -m tiny --device cuda --dtype f32 --score s >t
+	numbers() { sed "s/.*\"logprobs\":\[\([^]]*\)\].*/\1/" $1 | tr "," "\n"; }
+	numbers s >a
+	numbers t >b
+	paste a b | awk "{ d = \$1 - \$2; if (d > 1e-3 || d < -1e-3) bad++ } END { exit bad || !NR }"
+'
+test_case 'reinforcement on a GPU learns what it learns on the CPU' '
+	gpu
+	OUT=$PWD/run bash "$TOP/examples/grpo.sh" >out 2>&1
+	after=$(sed -n "s/^after: \([0-9.]*\) %.*/\1/p" out)
+	awk "BEGIN { exit !($after > 75) }"
+'
+test_done
