@@ -15,6 +15,7 @@ sources()
     csv) echo lib/data/csv.c ;;
     json) echo lib/base/json.c lib/base/json_scan.c ;;
     jsonl) echo lib/base/jsonl.c ;;
+    rank) echo lib/data/tok_rank.c lib/data/tok_conf.c ;;
     safetensors) echo lib/data/weights.c ;;
     shard) echo lib/data/shard.c lib/data/shard_map.c ;;
     *) echo lib/data/"$1"*.c ;;         # gguf, jinja, tok
