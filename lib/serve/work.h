@@ -1,0 +1,200 @@
+/* work.h - what clients ask of the engine: one struct tw_work a request, decoded from its body by
+ * whatever thread holds that, queued, done by the one engine thread that owns the device, and handed
+ * back with its result. Work of one model is done in the order in which it was submitted; whose turn
+ * a submit is (sequence numbers, repeats, gaps) and what names mean (sessions, paths, tenants'
+ * rights) is the caller's business.
+ *
+ *     w = tw_work_read(TW_FORWARD_BACKWARD, &limits, proto, body, err);    NULL: answer 400
+ *     w->id = ..; w->tenant = ..; w->done = ..;
+ *     tw_worker_submit(worker, w);        done() is called on the engine thread, later
+ */
+#ifndef TW_WORK_H
+#define TW_WORK_H
+#include "nn/loss.h"
+#include "nn/model.h"
+#include "nn/optim.h"
+#include "run/sampling.h"
+
+enum tw_verb {
+    TW_CREATE,                  /* a model with a new adapter */
+    TW_CREATE_FROM,             /* a model from a checkpoint: create.from, load.optimizer */
+    TW_RESTORE,                 /* a model from the snapshot of its state in create.from */
+    TW_FORWARD_BACKWARD,        /* forward only, too */
+    TW_OPTIM_STEP,
+    TW_SAVE,                    /* a checkpoint: adapter and trainer/ */
+    TW_SAVE_SAMPLER,            /* frozen weights to sample from */
+    TW_LOAD,                    /* a checkpoint into a model that exists */
+    TW_UNLOAD,                  /* forgets a model */
+    TW_SAMPLE,
+    TW_DROP_SAMPLER,            /* forgets frozen weights that are in memory; files stay */
+    TW_NVERB,
+};
+
+/* One datum of forward_backward, as the loss sees it. Arrays belong to the work's arena. */
+struct tw_datum_in {
+    const int32_t *token;       /* [n] */
+    int64_t n, k;               /* k targets a position */
+    const int32_t *target;      /* [n, k] */
+    const float *weight;        /* [n, k]; NULL: all 1 */
+    const float *old, *adv;     /* [n]; NULL: none */
+    const float *ratio_mask;    /* [n]; NULL: none */
+    const float *lo, *hi;       /* [n] bounds of the ratio; NULL: the loss's */
+};
+
+struct tw_fb_args {
+    struct tw_datum_in *d;
+    int64_t n, tokens;
+    struct tw_loss loss;
+    const char *type;           /* loss_fn_output_type */
+    bool forward_only;
+};
+
+struct tw_create_args {
+    int64_t rank;               /* 0: full-parameter training */
+    uint64_t seed;
+    double alpha;
+    bool attn, mlp, unembed;
+    const char *from;           /* folder of a checkpoint or snapshot; NULL */
+    const char *dir;            /* folder of its own, for snapshots of its state */
+};
+
+struct tw_optim_args {
+    struct tw_optim_opts adam;
+    double lr, clip;
+};
+
+struct tw_save_args {
+    const char *dir;            /* the folder to make; it must not exist */
+    const char *base;           /* name of the base model that adapter_config.json records */
+    const char *key;            /* TW_SAVE_SAMPLER: what samples call these weights */
+    bool optimizer;             /* trainer/ as well */
+    bool lazy;                  /* TW_SAVE_SAMPLER: the folder may be written later, when room is
+                                 * needed or the model's state is snapshot */
+};
+
+struct tw_load_args {
+    const char *from;
+    bool optimizer;             /* moments and the count of steps, too; else they are reset */
+};
+
+struct tw_sample_args {
+    const char *key;            /* of the weights; NULL: the base */
+    const char *dir;            /* where they are when they are not in memory */
+    const int32_t *prompt;
+    int64_t nprompt, n, max_tokens;
+    struct tw_sampling sampling;
+    uint64_t seed;
+    bool seeded;                /* by the client; else the caller may set a seed */
+    const char *const *stop;
+    int64_t nstop;
+    const int32_t *stop_token;
+    int64_t nstop_token;
+    bool no_stop;               /* not even the model's end tokens */
+    bool prompt_logprobs;
+    int64_t last_n;             /* of the prompt to be scored; -1: all */
+    int64_t top_prompt, top_sample, alt;    /* k; 0: none */
+    const int32_t *target;      /* [nprompt - 1, ntarget], -1: nothing is asked; NULL */
+    int64_t ntarget;
+    bool record;                /* record_stability_info */
+};
+
+/* What came of it. `proto` holds the protobuf message of forward_backward and sample, `json` the
+ * result object of all else; tw_result_json() makes the JSON form of the former for older clients. */
+struct tw_result {
+    const char *category;       /* NULL: it went well; "user", "server" */
+    struct tw_buf error;        /* the text, when category is set */
+    struct tw_buf json, proto;
+    int64_t tokens;             /* what it cost: trained or read, and sampled */
+    int64_t sampled;
+    double waited, busy;        /* seconds in the queue, and of the device */
+    double loss;                /* forward_backward: the sum; optim_step: the gradient's norm */
+    int64_t version;            /* optimiser steps of the weights that were used */
+};
+
+struct tw_work {
+    enum tw_verb verb;
+    /* The caller's; tw_work_free() frees what hangs on them. */
+    char *id, *tenant;          /* request, and who is to be treated fairly */
+    char *model;                /* NULL for TW_SAMPLE, TW_DROP_SAMPLER */
+    int64_t seq;                /* names the state after it in snapshots */
+    char *refused;              /* not NULL: not done, fails with this text, category user */
+    void *user;
+    void (*done)(struct tw_work *w);    /* on the engine thread; W is the callee's to free */
+    /* From the body. */
+    char *session;              /* sampling_session_id; NULL */
+    union {
+        struct tw_fb_args fb;
+        struct tw_create_args create;
+        struct tw_optim_args optim;
+        struct tw_save_args save;
+        struct tw_load_args load;
+        struct tw_sample_args sample;
+    };
+    struct tw_arena arena;      /* that the arguments live in */
+    struct tw_result result;
+    struct tw_work *next;       /* the engine's */
+    void *state;
+    double t0;
+};
+
+/* What is known of the model before a request is read. */
+struct tw_limits {
+    int64_t V, window;          /* tokens; a prompt and what is sampled together */
+    int64_t max_rank;
+    int64_t max_tokens;         /* of one forward_backward; 0: none */
+    int64_t max_samples, max_stop;
+    const struct tw_tok *tok;   /* NULL: every row is a token */
+};
+
+struct tw_work *tw_work_new(enum tw_verb verb);
+void tw_work_free(struct tw_work *w);
+/* Decodes the body of create_model, forward_backward (and the older forward, FORWARD_ONLY), optim_step
+ * or asample: arguments, model and session ids, sequence number. PROTO: protobuf, else JSON. What is
+ * wrong with the meaning of a training request is in w->refused, so that its number is not lost;
+ * NULL: not to be understood, or a bad sampling or creating request: 400 with ERR's text. */
+struct tw_work *tw_work_read(enum tw_verb verb, const struct tw_limits *l, bool proto,
+        bool forward_only, struct tw_str body, struct tw_err *err);
+/* The JSON that clients before 0.25 want of a protobuf result. */
+int tw_result_json(enum tw_verb verb, struct tw_str proto, struct tw_buf *json, struct tw_err *err);
+
+struct tw_worker_opts {
+    const char *model;          /* MODEL as users write it */
+    const char *device;
+    int64_t threads;
+    int dtype;                  /* enum tw_dtype; -1: f32 on a CPU, bf16 on a GPU */
+    int64_t max_adapters;       /* in device memory */
+    int64_t max_rank;
+    int64_t window;             /* 0: the model's */
+    int64_t max_batch;          /* sequences decoded at once; 0: a default */
+    int64_t micro_tokens;       /* of a pass; 0: a default */
+    const char *swap;           /* folder for what is swapped out */
+    int64_t snapshot_every;     /* optimiser steps; 0: never */
+    /* A model's state up to and with request SEQ is in the folder DIR: on the engine thread. 0: it is
+     * registered, and older ones are removed. */
+    int (*snapshot)(void *arg, const char *model, int64_t seq, const char *dir);
+    void *arg;
+};
+
+struct tw_worker;
+/* Loads the model and starts the engine thread. */
+struct tw_worker *tw_worker_open(const struct tw_worker_opts *o, struct tw_err *err);
+const struct tw_limits *tw_worker_limits(const struct tw_worker *k);
+const struct tw_model_info *tw_worker_info(const struct tw_worker *k);
+const char *tw_worker_dir(const struct tw_worker *k);   /* of the base model */
+/* Any thread. */
+void tw_worker_submit(struct tw_worker *k, struct tw_work *w);
+/* A sample that nobody waits for any more: it fails, soon. Others are not affected. */
+void tw_worker_cancel(struct tw_worker *k, const char *id);
+struct tw_worker_stat {
+    int64_t queued, running;            /* requests; samples that decode */
+    int64_t models, resident, swapped, snapshots;
+    int64_t tokens_trained, tokens_prompt, tokens_sampled, steps, passes, merged;
+    double busy_train, busy_sample;     /* seconds of the device */
+    size_t memory;                      /* bytes of the device */
+};
+void tw_worker_stat(struct tw_worker *k, struct tw_worker_stat *out);
+/* Ends the thread. What is queued: with DRAIN it is done first (sampling is not: it fails with
+ * category server), else all of it fails. */
+void tw_worker_close(struct tw_worker *k, bool drain);
+
+#endif
