@@ -9,7 +9,7 @@ dirs=$(for d in lib cmd kernels; do [ ! -d $d ] || echo $d; done)
 # The layer of an include or a path, lowest first.
 layers='
 function layer(p) {
-    return p ~ /^base\// ? 1 : p ~ /^(data|nn)\// ? 2 : p ~ /^(run|kernels)\// ? 3 : p ~ /^cmd\// ? 4 : 0
+    return p ~ /^base\// ? 1 : p ~ /^(data|nn)\// ? 2 : p ~ /^(run|kernels)\// ? 3 : p ~ /^serve\// ? 4 : p ~ /^cmd\// ? 5 : 0
 }
 /^[ \t]*#[ \t]*include[ \t]*"/ {
     split($0, part, "\"")
