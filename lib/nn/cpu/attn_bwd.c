@@ -5,20 +5,23 @@
  * queries).
  * In bf16 mode all five products round their inputs, and what lies by keys or by queries below lies
  * in pairs of them. */
-#include "nn/cpu/cpu_priv.h"
+#include "nn/cpu/attn_priv.h"
 
 #define TILE 32
 
 struct bwd {
     struct tw_cpu *d;
-    const struct tw_attn *a;
-    const struct tw_tensor *q, *k, *v, *o, *dout;
-    struct tw_tensor *dq, *dk, *dv;
+    const struct tw_heads *a;
+    const struct tw_tensor *q, *o, *dout;
+    struct tw_tensor *dq;
+    const struct tw_keys *out;
+    int64_t spe;
     const float *lse;
     bool low;                   /* bf16 products */
     int mr, pr;                 /* of their block */
     int64_t align;              /* keys that are taken together */
-    int64_t group, hdp, hdw;    /* hd in whole panels, in words */
+    int64_t group, dkp, dvp;    /* dk and dv in whole panels */
+    int64_t dkw, dvw;           /* and in words */
     int64_t own, most;          /* words of a thread's scratch; keys of the longest sequence */
 };
 
@@ -28,54 +31,50 @@ struct bwd {
 struct item {
     const struct tw_attn_seq *q;
     int64_t kvh, n, n16, lds;
-    float *kt, *vt;             /* [n16 / 16][hdw][16]: panels of keys */
-    float *kd;                  /* [hdp / 16][n16][16]: panels of hd */
-    float *dk, *dv;             /* [n16][hdp] */
+    float *kt, *vt;             /* [n16 / 16][dkw][16], [..][dvw][16]: panels of keys */
+    float *kd;                  /* [dkp / 16][n16][16]: panels of dk */
+    float *dk, *dv;             /* [n16][dkp], [n16][dvp] */
     float *s, *dp;              /* [TILE][lds] */
-    float *qd, *od;             /* the tile's Q and dO, [hdp / 16][TILE][16] */
-    float *pack, *dq;           /* packed rows, [mr][hdp] */
+    float *qd, *od;             /* the tile's Q and dO, [dkp / 16][TILE][16], [dvp / 16].. */
+    float *pack, *dq;           /* packed rows, [mr][dkp] */
 };
 
 static int64_t pack_words(const struct bwd *t, int64_t lds)
 {
-    return MOST_ROWS * tw_max(t->hdw, t->low ? lds : 0);
+    return MOST_ROWS * tw_max(tw_max(t->dkw, t->dvw), t->low ? lds : 0);
 }
 
 static int64_t item_words(const struct bwd *t, int64_t n)
 {
     int64_t n16 = tw_up(n, t->align), lds = tw_up(n16, 32) + 16;
 
-    return 2 * n16 * t->hdw + 3 * n16 * t->hdp + 2 * TILE * lds + 2 * TILE * t->hdp +
-           pack_words(t, lds) + MOST_ROWS * t->hdp;
+    return n16 * (t->dkw + t->dvw + 2 * t->dkp + t->dvp) + TILE * (2 * lds + t->dkp + t->dvp) +
+           pack_words(t, lds) + MOST_ROWS * t->dkp;
 }
 
 static void item_open(const struct bwd *t, struct item *m, float *w)
 {
-    int64_t hdp = t->hdp;
-
     m->n = m->q->nq;
     m->n16 = tw_up(m->n, t->align);
     m->lds = tw_up(m->n16, 32) + 16;
     m->kt = w;
-    m->vt = m->kt + m->n16 * t->hdw;
-    m->kd = m->vt + m->n16 * t->hdw;
-    m->dk = m->kd + m->n16 * hdp;
-    m->dv = m->dk + m->n16 * hdp;
-    m->s = m->dv + m->n16 * hdp;
+    m->vt = m->kt + m->n16 * t->dkw;
+    m->kd = m->vt + m->n16 * t->dvw;
+    m->dk = m->kd + m->n16 * t->dkp;
+    m->dv = m->dk + m->n16 * t->dkp;
+    m->s = m->dv + m->n16 * t->dvp;
     m->dp = m->s + TILE * m->lds;
     m->qd = m->dp + TILE * m->lds;
-    m->od = m->qd + TILE * hdp;
-    m->pack = m->od + TILE * hdp;
+    m->od = m->qd + TILE * t->dkp;
+    m->pack = m->od + TILE * t->dvp;
     m->dq = m->pack + pack_words(t, m->lds);
 }
 
-/* dst[p][i][16] = columns [16 p, 16 p + 16) of row i, zero past hd; P panels of ROWS rows (or pairs
+/* dst[p][i][16] = columns [16 p, 16 p + 16) of row i, zero past HD; P panels of ROWS rows (or pairs
  * of them). */
-static void columns(const struct bwd *t, float *dst, const float *src, int64_t ld, int64_t n,
-        int64_t rows)
+static void columns(const struct bwd *t, float *dst, const float *src, int64_t hd, int64_t ld,
+        int64_t n, int64_t rows)
 {
-    int64_t hd = t->a->hd;
-
     for (int64_t p = 0; t->low && p * 16 < hd; p++)
         t->d->k->pairs((uint32_t *)dst + p * rows / 2 * 16, 16, src + p * 16, ld,
                 (int)tw_min(16, hd - p * 16), rows / 2, n, false, 0);
@@ -91,40 +90,43 @@ static void columns(const struct bwd *t, float *dst, const float *src, int64_t l
         }
 }
 
-static void panel(const struct bwd *t, float *dst, const float *src, int64_t ld, int64_t n)
+static void panel(const struct bwd *t, float *dst, const float *src, int64_t hd, int64_t ld,
+        int64_t n)
 {
     if (t->low)
-        t->d->k->panel16((uint32_t *)dst, src, ld, n, t->hdw, t->a->hd);
+        t->d->k->panel16((uint32_t *)dst, src, ld, n, tw_up(hd, 32) / 2, hd);
     else
-        t->d->k->panel(dst, src, ld, n, t->hdw);
+        t->d->k->panel(dst, src, ld, n, hd);
 }
 
+/* The keys lie in the room for their gradients while they are packed, when they are in two parts. */
 static void load_keys(const struct bwd *t, struct item *m)
 {
-    int64_t hd = t->a->hd;
-    const float *k = tw_row(t->k, m->q->q0) + m->kvh * hd;
-    const float *v = tw_row(t->v, m->q->q0) + m->kvh * hd;
+    const struct tw_heads *a = t->a;
+    const float *v = a->in.v + m->q->q0 * a->in.ldv + m->kvh * a->in.sv;
+    int64_t ld;
+    const float *k = tw_cpu_key_rows(a, m->q->q0, m->kvh, m->n, m->dk, &ld);
 
     for (int64_t j = 0; j < m->n; j += 16) {
         int64_t n = tw_min(16, m->n - j);
 
-        panel(t, m->kt + j * t->hdw, k + j * t->k->ld, t->k->ld, n);
-        panel(t, m->vt + j * t->hdw, v + j * t->v->ld, t->v->ld, n);
+        panel(t, m->kt + j * t->dkw, k + j * ld, a->dk, ld, n);
+        panel(t, m->vt + j * t->dvw, v + j * a->in.ldv, a->dv, a->in.ldv, n);
     }
-    columns(t, m->kd, k, t->k->ld, m->n, m->n16);
-    memset(m->dk, 0, (size_t)(m->n16 * t->hdp) * 4);
-    memset(m->dv, 0, (size_t)(m->n16 * t->hdp) * 4);
+    columns(t, m->kd, k, a->dk, ld, m->n, m->n16);
+    memset(m->dk, 0, (size_t)(m->n16 * t->dkp) * 4);
+    memset(m->dv, 0, (size_t)(m->n16 * t->dvp) * 4);
 }
 
-/* out[r][j - kb] = x[r] . panels[j] for R rows of x and keys [kb, end). */
-static void scores(const struct bwd *t, struct item *m, float *out, const float *x, int64_t ld,
-        int R, const float *panels, int64_t kb, int64_t end)
+/* out[r][j - kb] = x[r] . panels[j] for R rows of x, HD wide, and keys [kb, end). */
+static void scores(const struct bwd *t, struct item *m, float *out, const float *x, int64_t hd,
+        int64_t ld, int R, const float *panels, int64_t kb, int64_t end)
 {
     const struct tw_kern *k = t->d->k;
-    int64_t hdw = t->hdw;
+    int64_t hdw = t->low ? tw_up(hd, 32) / 2 : hd;
 
     if (t->low)
-        k->pack16((uint32_t *)m->pack, x, ld, R, hdw, t->a->hd);
+        k->pack16((uint32_t *)m->pack, x, ld, R, hdw, hd);
     for (int r = 0; !t->low && r < R; r++)
         for (int64_t d = 0; d < hdw; d++)
             m->pack[d * R + r] = x[r * ld + d];
@@ -147,14 +149,14 @@ static void dq_rows(const struct bwd *t, struct item *m, const float *dp, int R,
 
     if (t->low)
         k->pack16((uint32_t *)m->pack, dp, m->lds, R, (end - kb) / 2, end - kb);
-    for (int64_t p = 0, np; p < t->hdp / 16; p += np) {
-        np = tw_min(t->pr, t->hdp / 16 - p);
+    for (int64_t p = 0, np; p < t->dkp / 16; p += np) {
+        np = tw_min(t->pr, t->dkp / 16 - p);
         if (t->low)
-            k->mm16(m->dq + p * 16, t->hdp, (uint32_t *)m->pack,
+            k->mm16(m->dq + p * 16, t->dkp, (uint32_t *)m->pack,
                     (uint32_t *)m->kd + (p * m->n16 + kb) / 2 * 16, m->n16 / 2 * 16,
                     (end - kb) / 2, true, R, (int)np);
         else
-            k->mms(m->dq + p * 16, t->hdp, dp, m->lds, m->kd + (p * m->n16 + kb) * 16,
+            k->mms(m->dq + p * 16, t->dkp, dp, m->lds, m->kd + (p * m->n16 + kb) * 16,
                     m->n16 * 16, end - kb, true, R, (int)np);
     }
 }
@@ -164,26 +166,27 @@ static void query_rows(const struct bwd *t, struct item *m, int64_t h, int64_t i
         int64_t kb, int64_t end)
 {
     const struct tw_kern *k = t->d->k;
-    int64_t hd = t->a->hd, row = m->q->q0 + i;
+    const struct tw_heads *a = t->a;
+    int64_t dk = a->dk, dv = a->dv, row = m->q->q0 + i;
     float *s = m->s + r * m->lds, *dp = m->dp + r * m->lds;
-    const float *dout = tw_row(t->dout, row) + h * hd;
+    const float *dout = tw_row(t->dout, row) + h * dv;
 
-    scores(t, m, s, tw_row(t->q, row) + h * hd, t->q->ld, R, m->kt, kb, end);
-    scores(t, m, dp, dout, t->dout->ld, R, m->vt, kb, end);
+    scores(t, m, s, tw_row(t->q, row) + h * dk, dk, t->q->ld, R, m->kt, kb, end);
+    scores(t, m, dp, dout, dv, t->dout->ld, R, m->vt, kb, end);
     for (int x = 0; x < R; x++) {
-        int64_t lo = t->a->window ? tw_max(0, i + x + 1 - t->a->window) : 0;
-        float delta = k->dot(dout + x * t->dout->ld, tw_row(t->o, row + x) + h * hd, hd);
+        int64_t lo = a->window ? tw_max(0, i + x + 1 - a->window) : 0;
+        float delta = k->dot(dout + x * t->dout->ld, tw_row(t->o, row + x) + h * dv, dv);
 
-        k->dsoft(s + x * m->lds, dp + x * m->lds, lo - kb, i + x + 1 - kb, end - kb, t->a->scale,
-                t->lse[(row + x) * t->a->nh + h], delta);
+        k->dsoft(s + x * m->lds, dp + x * m->lds, lo - kb, i + x + 1 - kb, end - kb, a->scale,
+                t->lse[(row + x) * a->nh + h], delta);
     }
     dq_rows(t, m, dp, R, kb, t->low ? tw_up(i + R, 32) : tw_min(end, i + R));
     for (int x = 0; x < R; x++)
-        memcpy(tw_row(t->dq, row + x) + h * hd, m->dq + x * t->hdp, (size_t)hd * 4);
+        memcpy(tw_row(t->dq, row + x) + h * dk, m->dq + x * t->dkp, (size_t)dk * 4);
 }
 
 /* out[j][..] += sum over the tile's rows [0, n) of w[row][j - kb] x[row][..] for keys [kb, end). */
-static void key_rows(const struct bwd *t, struct item *m, float *out, const float *w,
+static void key_rows(const struct bwd *t, struct item *m, float *out, int64_t hdp, const float *w,
         const float *x, int64_t n, int64_t kb, int64_t end)
 {
     const struct tw_kern *k = t->d->k;
@@ -193,14 +196,14 @@ static void key_rows(const struct bwd *t, struct item *m, float *out, const floa
         if (t->low)
             k->pairs_a((uint32_t *)m->pack, (int)R, w + j - kb, m->lds, (int)R, TILE / 2, n,
                     false, 0);
-        for (int64_t p = 0, np; p < t->hdp / 16; p += np) {
-            np = tw_min(t->pr, t->hdp / 16 - p);
+        for (int64_t p = 0, np; p < hdp / 16; p += np) {
+            np = tw_min(t->pr, hdp / 16 - p);
             if (t->low)
-                k->mm16(out + j * t->hdp + p * 16, t->hdp, (uint32_t *)m->pack,
+                k->mm16(out + j * hdp + p * 16, hdp, (uint32_t *)m->pack,
                         (uint32_t *)x + p * TILE / 2 * 16, TILE / 2 * 16, TILE / 2, false,
                         (int)R, (int)np);
             else
-                k->mm(out + j * t->hdp + p * 16, t->hdp, w + j - kb, m->lds, x + p * TILE * 16,
+                k->mm(out + j * hdp + p * 16, hdp, w + j - kb, m->lds, x + p * TILE * 16,
                         TILE * 16, n, false, (int)R, (int)np);
         }
     }
@@ -208,25 +211,26 @@ static void key_rows(const struct bwd *t, struct item *m, float *out, const floa
 
 static void tile(const struct bwd *t, struct item *m, int64_t h, int64_t i0)
 {
-    int64_t hd = t->a->hd, n = tw_min(TILE, m->n - i0), end = tw_up(i0 + n, t->align);
-    int64_t kb = t->a->window ? tw_max(0, i0 + 1 - t->a->window) / t->align * t->align : 0;
-    int64_t row = m->q->q0 + i0;
+    const struct tw_heads *a = t->a;
+    int64_t n = tw_min(TILE, m->n - i0), end = tw_up(i0 + n, t->align), row = m->q->q0 + i0;
+    int64_t kb = a->window ? tw_max(0, i0 + 1 - a->window) / t->align * t->align : 0;
 
     for (int r = 0, R; r < n; r += R) {
         R = (int)tw_min(t->mr, n - r);
         query_rows(t, m, h, i0 + r, R, r, kb, end);
     }
-    columns(t, m->qd, tw_row(t->q, row) + h * hd, t->q->ld, n, TILE);
-    columns(t, m->od, tw_row(t->dout, row) + h * hd, t->dout->ld, n, TILE);
-    key_rows(t, m, m->dv, m->s, m->od, n, kb, end);
-    key_rows(t, m, m->dk, m->dp, m->qd, n, kb, end);
+    columns(t, m->qd, tw_row(t->q, row) + h * a->dk, a->dk, t->q->ld, n, TILE);
+    columns(t, m->od, tw_row(t->dout, row) + h * a->dv, a->dv, t->dout->ld, n, TILE);
+    key_rows(t, m, m->dv, t->dvp, m->s, m->od, n, kb, end);
+    key_rows(t, m, m->dk, t->dkp, m->dp, m->qd, n, kb, end);
 }
 
 static void bwd_item(void *arg, int64_t i, int thread)
 {
     const struct bwd *t = arg;
-    struct item m = { .q = &t->a->seq[i / t->a->nkv], .kvh = i % t->a->nkv };
-    int64_t hd = t->a->hd;
+    const struct tw_heads *a = t->a;
+    const struct tw_keys *out = t->out;
+    struct item m = { .q = &a->seq[i / a->nkv], .kvh = i % a->nkv };
 
     item_open(t, &m, (float *)t->d->slot[TW_SLOT_OWN].p + thread * t->own);
     load_keys(t, &m);
@@ -234,30 +238,36 @@ static void bwd_item(void *arg, int64_t i, int thread)
         for (int64_t q = 0; q < m.n; q += TILE)
             tile(t, &m, m.kvh * t->group + g, q);
     for (int64_t j = 0; j < m.n; j++) {
-        memcpy(tw_row(t->dk, m.q->q0 + j) + m.kvh * hd, m.dk + j * t->hdp, (size_t)hd * 4);
-        memcpy(tw_row(t->dv, m.q->q0 + j) + m.kvh * hd, m.dv + j * t->hdp, (size_t)hd * 4);
+        int64_t row = m.q->q0 + j;
+        const float *dk = m.dk + j * t->dkp;
+
+        memcpy(out->k + row * out->ldk + m.kvh * out->sk, dk, (size_t)a->nk * 4);
+        memcpy(out->v + row * out->ldv + m.kvh * out->sv, m.dv + j * t->dvp, (size_t)a->dv * 4);
+        if (a->nk < a->dk)
+            memcpy(out->pe + row * out->ldpe + m.kvh * t->spe, dk + a->nk,
+                    (size_t)(a->dk - a->nk) * 4);
     }
 }
 
-void tw_cpu_attn_bwd(struct tw_dev *dev, struct tw_tensor *dq, struct tw_tensor *dk,
-        struct tw_tensor *dv, const struct tw_tensor *dout, const struct tw_tensor *o,
-        const float *lse, const struct tw_tensor *q, const struct tw_tensor *k,
-        const struct tw_tensor *v, const struct tw_attn *a)
+void tw_cpu_heads_bwd(struct tw_cpu *d, struct tw_tensor *dq, const struct tw_keys *out,
+        int64_t spe, const struct tw_tensor *dout, const struct tw_tensor *o, const float *lse,
+        const struct tw_tensor *q, const struct tw_heads *a)
 {
-    struct bwd t = { .d = (struct tw_cpu *)dev, .a = a, .q = q, .k = k, .v = v, .o = o,
-        .dout = dout, .dq = dq, .dk = dk, .dv = dv, .lse = lse, .group = a->nh / a->nkv,
-        .hdp = tw_up(a->hd, 16), .hdw = a->hd, .align = 16 };
+    struct bwd t = { .d = d, .a = a, .q = q, .o = o, .dout = dout, .dq = dq, .out = out,
+        .spe = spe, .lse = lse, .group = a->nh / a->nkv, .dkp = tw_up(a->dk, 16),
+        .dvp = tw_up(a->dv, 16), .dkw = a->dk, .dvw = a->dv, .align = 16 };
 
-    t.low = t.d->low;
-    t.mr = t.low ? t.d->k->mr16 : t.d->k->mr;
-    t.pr = t.low ? t.d->k->pr16 : t.d->k->pr;
+    t.low = d->low;
+    t.mr = t.low ? d->k->mr16 : d->k->mr;
+    t.pr = t.low ? d->k->pr16 : d->k->pr;
     if (t.low) {
         t.align = 32;
-        t.hdw = tw_up(a->hd, 32) / 2;
+        t.dkw = tw_up(a->dk, 32) / 2;
+        t.dvw = tw_up(a->dv, 32) / 2;
     }
     for (int64_t s = 0; s < a->nseq; s++)
         t.most = tw_max(t.most, a->seq[s].nq);
     t.own = item_words(&t, t.most);
-    if (tw_cpu_scratch(t.d, TW_SLOT_OWN, (size_t)(t.own * t.d->threads) * 4))
-        tw_cpu_run(t.d, a->nseq * a->nkv, bwd_item, &t);
+    if (tw_cpu_scratch(d, TW_SLOT_OWN, (size_t)(t.own * d->threads) * 4))
+        tw_cpu_run(d, a->nseq * a->nkv, bwd_item, &t);
 }
