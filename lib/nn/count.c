@@ -163,17 +163,22 @@ static void c_rope(struct tw_dev *d, struct tw_tensor *x, int64_t nheads, int64_
 }
 
 /* Pairs of a query and a key it sees. */
-static double pairs(const struct tw_attn *a)
+static double pairs_of(const struct tw_attn_seq *seq, int64_t nseq, int64_t window)
 {
     double n = 0;
 
-    for (int64_t s = 0; s < a->nseq; s++) {
-        double nq = (double)a->seq[s].nq, past = (double)a->seq[s].past, w = (double)a->window;
+    for (int64_t s = 0; s < nseq; s++) {
+        double nq = (double)seq[s].nq, past = (double)seq[s].past, w = (double)window;
         double full = nq * past + nq * (nq + 1) / 2;
 
         n += w > 0 && full > nq * w ? nq * w : full;
     }
     return n;
+}
+
+static double pairs(const struct tw_attn *a)
+{
+    return pairs_of(a->seq, a->nseq, a->window);
 }
 
 static void c_attn(struct tw_dev *d, struct tw_tensor *o, float *lse, const struct tw_tensor *q,
@@ -199,6 +204,45 @@ static void c_kv_put(struct tw_dev *d, const struct tw_tensor *k, const struct t
         const struct tw_attn *a)
 {
 }
+
+static void c_mla_attn(struct tw_dev *d, struct tw_tensor *o, float *lse,
+        const struct tw_tensor *q, const struct tw_tensor *kv, const struct tw_tensor *pe,
+        const struct tw_mla *a)
+{
+    flops(d, 2 * (double)(a->nh * (a->dn + a->dr + a->dv)) * pairs_of(a->seq, a->nseq, 0));
+}
+
+static void c_mla_attn_bwd(struct tw_dev *d, struct tw_tensor *dq, struct tw_tensor *dkv,
+        struct tw_tensor *dpe, const struct tw_tensor *dout, const struct tw_tensor *o,
+        const float *lse, const struct tw_tensor *q, const struct tw_tensor *kv,
+        const struct tw_tensor *pe, const struct tw_mla *a)
+{
+    flops(d, (double)(a->nh * (6 * (a->dn + a->dr) + 4 * a->dv)) * pairs_of(a->seq, a->nseq, 0));
+}
+
+static size_t c_mla_bytes(const struct tw_dev *d, int64_t rkv, int64_t dr, enum tw_dtype act)
+{
+    return tw_ops(like(d))->mla->bytes(like(d), rkv, dr, act);
+}
+
+static void c_mla_put(struct tw_dev *d, const struct tw_tensor *c, const struct tw_tensor *pe,
+        const struct tw_mla *a)
+{
+}
+
+static void c_mla_decode(struct tw_dev *d, struct tw_tensor *o, const struct tw_tensor *q,
+        const struct tw_mat *w, const struct tw_lora_ctx *lora, const struct tw_mla *a)
+{
+    double tokens = 0;
+
+    for (int64_t s = 0; s < a->nseq; s++)
+        tokens += (double)a->seq[s].nq;
+    flops(d, 2 * (double)(a->nh * (2 * a->rkv + a->dr)) * pairs_of(a->seq, a->nseq, 0) +
+            2 * tokens * (double)(a->nh * a->rkv * (a->dn + a->dv)));
+}
+
+static const struct tw_mla_ops mla = { .attn = c_mla_attn, .attn_bwd = c_mla_attn_bwd,
+    .bytes = c_mla_bytes, .put = c_mla_put, .decode = c_mla_decode };
 
 static void c_glu(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor *gate,
         const struct tw_tensor *up, enum tw_act act)
@@ -324,6 +368,8 @@ struct tw_dev *tw_count_open(const struct tw_dev *dev, struct tw_err *err)
         c->ops.lora_group = c_lora_group;
         c->ops.lora_group_bwd = c_lora_group_bwd;
     }
+    if (tw_ops(dev)->mla)
+        c->ops.mla = &mla;
     c->head.ops = &c->ops;
     c->like = dev;
     return (struct tw_dev *)c;

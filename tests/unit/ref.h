@@ -32,6 +32,16 @@ struct ref_attn {
 void ref_attn(double *o, double *lse, const struct ref_attn *a);
 void ref_attn_bwd(double *dq, double *dk, double *dv, const float *dout, const struct ref_attn *a);
 
+/* One sequence of attention over latents (nn/mla_ops.h), keys and values made. The backward adds to
+ * what is there. */
+struct ref_mla {
+    int64_t n, nh, dn, dr, dv;
+    double scale;
+    const float *q, *kv, *pe;
+};
+void ref_mla(double *o, double *lse, const struct ref_mla *a);
+void ref_mla_bwd(double *dq, double *dkv, double *dpe, const float *dout, const struct ref_mla *a);
+
 double ref_act(double x, enum tw_act act);
 double ref_dact(double x, enum tw_act act);
 

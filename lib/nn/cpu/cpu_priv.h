@@ -229,6 +229,7 @@ void tw_cpu_attn_bwd(struct tw_dev *d, struct tw_tensor *dq, struct tw_tensor *d
 size_t tw_cpu_kv_bytes(const struct tw_dev *d, int64_t nkv, int64_t hd, enum tw_dtype act);
 void tw_cpu_kv_put(struct tw_dev *d, const struct tw_tensor *k, const struct tw_tensor *v,
         const struct tw_attn *a);
+extern const struct tw_mla_ops tw_cpu_mla;
 void tw_cpu_glu(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor *gate,
         const struct tw_tensor *up, enum tw_act act);
 void tw_cpu_glu_bwd(struct tw_dev *d, struct tw_tensor *dgate, struct tw_tensor *dup,
