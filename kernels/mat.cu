@@ -76,7 +76,7 @@ static void d_mat_get(struct tw_dev *dev, float *host, const struct tw_mat *m, i
 
 static void d_mat_cast(struct tw_dev *dev, struct tw_mat *low, const struct tw_mat *f32)
 {
-    cast<bf16, float>(cu(dev), (bf16 *)low->data, f32->data, f32->rows * f32->cols);
+    cast<bf16, float>(cu(dev), (bf16 *)low->data, f32->data, tw_mat_size(f32));
 }
 
 template <class A, class W> static __global__ void embed_kernel(A *y, int64_t ld, const W *w,

@@ -2,6 +2,7 @@
 #include "nn/config.h"
 #include "nn/family.h"
 #include "base/io.h"
+#include <math.h>
 
 #define CONFIG_MAX ((size_t)16 << 20)
 
@@ -100,12 +101,13 @@ static int read_key(struct tw_config *c, const struct key *k, struct tw_err *err
     return got < 0 ? -1 : 0;
 }
 
-/* The window of each layer: by layer_types, else by use_sliding_window and max_window_layers. */
-static int read_windows(struct tw_config *c, struct tw_err *err)
+/* The window of each layer: by layer_types, else by use_sliding_window and max_window_layers. Other
+ * kinds of layers are for the family's hook. */
+static int read_layers(struct tw_config *c, struct tw_err *err)
 {
     const struct tw_json *types = tw_json_get(c->text, "layer_types");
 
-    c->layer_window = tw_arena_alloc(&c->arena, (size_t)c->L * sizeof *c->layer_window);
+    c->layer = tw_arena_alloc(&c->arena, (size_t)c->L * sizeof *c->layer);
     if (types && (types->type != TW_JARR || types->n != c->L))
         return tw_fail(err, c->path, 0, "layer_types is not a list of %lld texts",
                 (long long)c->L);
@@ -116,6 +118,9 @@ static int read_windows(struct tw_config *c, struct tw_err *err)
             slide = true;
         else if (types && tw_str_is(types->item[i].str, "full_attention"))
             slide = false;
+        else if (types && c->family->mixer[1].block && tw_str_is(types->item[i].str,
+                "linear_attention"))
+            slide = false;
         else if (types)
             return tw_fail(err, c->path, 0, "layer_types[%lld] is \"%.*s\": this family has "
                     "full_attention and sliding_attention", (long long)i,
@@ -123,7 +128,7 @@ static int read_windows(struct tw_config *c, struct tw_err *err)
         if (slide && c->window < 1)
             return tw_fail(err, c->path, 0, "layer %lld slides and sliding_window is missing",
                     (long long)i);
-        c->layer_window[i] = slide ? c->window : 0;
+        c->layer[i].window = slide ? c->window : 0;
     }
     return 0;
 }
@@ -215,7 +220,9 @@ static int read_values(struct tw_config *c, struct tw_err *err)
     if (tw_json_get_bool(c->root, "tie_word_embeddings", &c->tied, err) < 0 ||
         tw_json_get_bool(c->text, "tie_word_embeddings", &c->tied, err) < 0)
         return -1;
-    if (check_dims(c, err) || read_act(c, err) || read_windows(c, err) || tw_config_rope(c, err))
+    if (check_dims(c, err) || read_act(c, err) || read_layers(c, err) || tw_config_rope(c, err))
+        return -1;
+    if (c->family->config && c->family->config(c, err))
         return -1;
     if (check_keys(c, c->text, err) || (c->root != c->text && check_keys(c, c->root, err)))
         return -1;
@@ -254,6 +261,11 @@ static int parse(struct tw_config *c, const char *path, struct tw_str text, stru
         return -1;
     }
     return read_values(c, err);
+}
+
+double tw_attn_scale(const struct tw_config *c)
+{
+    return c->attn_scale != 0 ? c->attn_scale : 1 / sqrt((double)c->hd);
 }
 
 int tw_config_parse(struct tw_config *c, const char *path, struct tw_str text, struct tw_err *err)

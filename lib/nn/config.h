@@ -17,6 +17,31 @@ struct tw_rope_conf {
     bool truncate;
 };
 
+/* How a router chooses: softmax of its logits, the best K; the best K of the groups with the best
+ * member; sigmoid, with a bias in the choice alone, the best K of the groups with the best pair. */
+enum tw_route { TW_ROUTE_SOFTMAX, TW_ROUTE_GROUP_MAX, TW_ROUTE_SIGMOID };
+
+struct tw_moe_conf {
+    int64_t E, K, I;            /* experts, experts a token, width of each; E 0: there are none */
+    int64_t shared;             /* width of the shared expert; 0: none */
+    bool shared_gate;           /* which is weighted by a sigmoid */
+    enum tw_route route;
+    bool norm;                  /* weights of a token are divided by their sum */
+    double scale;               /* then multiplied */
+    int64_t groups, topk_groups;
+    double aux;                 /* coefficient of the balancing loss as the file has it */
+    int64_t step, first_dense;  /* decoder_sparse_step, first_k_dense_replace */
+};
+
+/* What differs between the layers of a model. */
+struct tw_layer_conf {
+    int mixer, ffn;             /* of the family's tables */
+    int rope;                   /* of config.rope[] */
+    int64_t window;             /* of attention; 0: all */
+};
+
+#define TW_MAX_ROPES 2
+
 struct tw_config {
     struct tw_arena arena;              /* holds the text and the values below */
     const char *path;                   /* for messages; in the arena */
@@ -26,11 +51,18 @@ struct tw_config {
     double eps, init_range;
     int act;                            /* enum tw_act */
     bool tied;                          /* as the file says; the loader has the last word */
-    bool attention_bias, mlp_bias;
+    bool attention_bias, qkv_bias, o_bias, mlp_bias, qk_norm, post_norms;
+    double norm_off;            /* added to the weights of norms: 0, or 1 where they are zero-centred */
+    double embed_scale;         /* embeddings are multiplied by it; 0: they are not */
+    double attn_scale;          /* of scores; 0: 1 / sqrt(hd) */
+    bool rope_interleaved;      /* pairs (2i, 2i + 1) */
+    int64_t next_layers;        /* num_nextn_predict_layers: in files behind the last, not computed */
     bool use_window;
     int64_t window, max_window_layers;
-    int64_t *layer_window;              /* [L] of attention; 0: all */
-    struct tw_rope_conf rope;
+    struct tw_moe_conf moe;
+    struct tw_layer_conf *layer;        /* [L] */
+    struct tw_rope_conf rope[TW_MAX_ROPES];
+    int nrope;                  /* all of one width */
 };
 
 /* Reads PATH and finds the family. On failure nothing is to be freed. The other takes the TEXT of a
@@ -41,8 +73,9 @@ void tw_config_free(struct tw_config *c);
 
 /* config_rope.c: RoPE settings from the text object, whichever way they are spelt. */
 int tw_config_rope(struct tw_config *c, struct tw_err *err);
-/* Angles of positions [p0, p0 + n): cos and sin [n, rot / 2], times the attention factor. */
-void tw_rope_table(const struct tw_config *c, int64_t p0, int64_t n, float *cos, float *sin);
+/* Angles of rope R at positions [p0, p0 + n): cos and sin [n, rot / 2], times the attention factor. */
+void tw_rope_table(const struct tw_config *c, int r, int64_t p0, int64_t n, float *cos, float *sin);
+double tw_attn_scale(const struct tw_config *c);
 /* The rotated width of a head. */
 int64_t tw_rope_width(const struct tw_config *c);
 

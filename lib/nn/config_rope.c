@@ -61,7 +61,7 @@ static int rope_type(struct tw_config *c, const struct tw_json *dict, struct tw_
         return -1;
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         if (tw_str_is(s, types[i].name)) {
-            c->rope.type = types[i].type;
+            c->rope[0].type = types[i].type;
             return 0;
         }
     }
@@ -71,7 +71,7 @@ static int rope_type(struct tw_config *c, const struct tw_json *dict, struct tw_
 
 static int numbers(struct tw_config *c, const struct tw_json *dict, struct tw_err *err)
 {
-    struct tw_rope_conf *r = &c->rope;
+    struct tw_rope_conf *r = &c->rope[0];
     double orig = (double)c->max_positions;
     int factor;
 
@@ -107,7 +107,7 @@ static int numbers(struct tw_config *c, const struct tw_json *dict, struct tw_er
 int tw_config_rope(struct tw_config *c, struct tw_err *err)
 {
     const struct tw_json *dict = tw_json_get(c->text, "rope_scaling");
-    struct tw_rope_conf *r = &c->rope;
+    struct tw_rope_conf *r = &c->rope[0];
 
     if (!dict || (dict->type == TW_JOBJ && !dict->n))
         dict = tw_json_get(c->text, "rope_parameters");
@@ -115,6 +115,7 @@ int tw_config_rope(struct tw_config *c, struct tw_err *err)
         return -1;
     if (rope_type(c, dict, err) || numbers(c, dict, err))
         return -1;
+    c->nrope = 1;
     if (!(r->theta > 0))
         return tw_fail(err, c->path, 0, "rope_theta is %g", r->theta);
     if (!(r->partial > 0 && r->partial <= 1) || tw_rope_width(c) < 2 || tw_rope_width(c) % 2)
@@ -132,7 +133,7 @@ int tw_config_rope(struct tw_config *c, struct tw_err *err)
 
 int64_t tw_rope_width(const struct tw_config *c)
 {
-    return (int64_t)((double)c->hd * c->rope.partial);
+    return (int64_t)((double)c->hd * c->rope[0].partial);
 }
 
 /* yarn's frequency index at which R rotations fit into the original length. */
@@ -157,9 +158,8 @@ static void yarn_range(const struct tw_rope_conf *r, double d, double *low, doub
 
 /* Frequencies are computed in f32 as the reference does: at position 10,000 one f32 rounding of a
  * frequency is 1e-3 of an angle, so a better number would be a different model. */
-static float frequency(const struct tw_config *c, int64_t i)
+static float frequency(const struct tw_config *c, const struct tw_rope_conf *r, int64_t i)
 {
-    const struct tw_rope_conf *r = &c->rope;
     double d = (double)tw_rope_width(c), low, high, ramp, wave, m;
     float f = 1.0f / (float)pow(r->theta, (float)(2 * i) / (float)d);
 
@@ -201,13 +201,14 @@ static double attention_factor(const struct tw_rope_conf *r)
     return gain(r->factor, 1);
 }
 
-void tw_rope_table(const struct tw_config *c, int64_t p0, int64_t n, float *cos_, float *sin_)
+void tw_rope_table(const struct tw_config *c, int r, int64_t p0, int64_t n, float *cos_,
+        float *sin_)
 {
     int64_t half = tw_rope_width(c) / 2;
-    float *f = tw_xcalloc((size_t)half, sizeof *f), s = (float)attention_factor(&c->rope);
+    float *f = tw_xcalloc((size_t)half, sizeof *f), s = (float)attention_factor(&c->rope[r]);
 
     for (int64_t i = 0; i < half; i++)
-        f[i] = frequency(c, i);
+        f[i] = frequency(c, &c->rope[r], i);
     for (int64_t p = 0; p < n; p++) {
         for (int64_t i = 0; i < half; i++) {
             double a = (float)(p0 + p) * f[i];

@@ -12,6 +12,56 @@ const struct tw_tdef tw_global_decoder[] = {
     { 0 },
 };
 
+const struct tw_tdef tw_attn_llama[] = {
+    { .name = "input_layernorm", .slot = TW_S_NORM1, .rows = TW_D1, .cols = TW_DD },
+    { .name = "self_attn.q_proj", .slot = TW_S_Q, .rows = TW_DQ, .cols = TW_DD,
+      .bias = TW_IF_QKV_BIAS, .axis = TW_AX_COL, .lora = true },
+    { .name = "self_attn.k_proj", .slot = TW_S_K, .rows = TW_DKV, .cols = TW_DD,
+      .bias = TW_IF_QKV_BIAS, .axis = TW_AX_COL, .lora = true },
+    { .name = "self_attn.v_proj", .slot = TW_S_V, .rows = TW_DKV, .cols = TW_DD,
+      .bias = TW_IF_QKV_BIAS, .axis = TW_AX_COL, .lora = true },
+    { .name = "self_attn.o_proj", .slot = TW_S_O, .rows = TW_DD, .cols = TW_DQ,
+      .bias = TW_IF_O_BIAS, .axis = TW_AX_ROW, .lora = true },
+    { .name = "self_attn.q_norm", .slot = TW_S_QNORM, .rows = TW_D1, .cols = TW_DHD,
+      .when = TW_IF_QK_NORM },
+    { .name = "self_attn.k_norm", .slot = TW_S_KNORM, .rows = TW_D1, .cols = TW_DHD,
+      .when = TW_IF_QK_NORM },
+    { 0 },
+};
+
+const struct tw_tdef tw_ffn_llama[] = {
+    { .name = "post_attention_layernorm", .slot = TW_S_NORM2, .rows = TW_D1, .cols = TW_DD },
+    { .name = "mlp.gate_proj", .slot = TW_S_GATE, .rows = TW_DI, .cols = TW_DD,
+      .bias = TW_IF_MLP_BIAS, .axis = TW_AX_COL, .lora = true },
+    { .name = "mlp.up_proj", .slot = TW_S_UP, .rows = TW_DI, .cols = TW_DD,
+      .bias = TW_IF_MLP_BIAS, .axis = TW_AX_COL, .lora = true },
+    { .name = "mlp.down_proj", .slot = TW_S_DOWN, .rows = TW_DD, .cols = TW_DI,
+      .bias = TW_IF_MLP_BIAS, .axis = TW_AX_ROW, .lora = true },
+    { 0 },
+};
+
+int tw_config_attn_bias(struct tw_config *c, struct tw_err *err)
+{
+    c->qkv_bias = c->o_bias = c->attention_bias;
+    return 0;
+}
+
+bool tw_if(const struct tw_config *c, enum tw_if f)
+{
+    switch (f) {
+    case TW_IF_UNSET: return false;
+    case TW_IF_YES: return true;
+    case TW_IF_QKV_BIAS: return c->qkv_bias;
+    case TW_IF_O_BIAS: return c->o_bias;
+    case TW_IF_MLP_BIAS: return c->mlp_bias;
+    case TW_IF_QK_NORM: return c->qk_norm;
+    case TW_IF_POST_NORMS: return c->post_norms;
+    case TW_IF_SHARED: return c->moe.shared > 0;
+    case TW_IF_SHARED_GATE: return c->moe.shared > 0 && c->moe.shared_gate;
+    }
+    return false;
+}
+
 int64_t tw_dim(const struct tw_config *c, enum tw_dim d)
 {
     switch (d) {
@@ -22,8 +72,68 @@ int64_t tw_dim(const struct tw_config *c, enum tw_dim d)
     case TW_DQ: return c->nh * c->hd;
     case TW_DKV: return c->nkv * c->hd;
     case TW_DHD: return c->hd;
+    case TW_DE: return c->moe.E;
+    case TW_DIM: return c->moe.I;
+    case TW_DIM2: return 2 * c->moe.I;
+    case TW_DIS: return c->moe.shared;
     }
     return 0;
+}
+
+const char *tw_family_prefix(const struct tw_family *f, int i)
+{
+    static const char *const usual[] = { "model.", "", "model.language_model.",
+        "language_model.model.", NULL };
+
+    return f->prefix[0] ? i < 4 ? f->prefix[i] : NULL : usual[i];
+}
+
+const char *tw_family_layers(const struct tw_family *f)
+{
+    return f->layers ? f->layers : "layers";
+}
+
+bool tw_family_is_head(const struct tw_family *f, struct tw_str name)
+{
+    for (const struct tw_tdef *d = f->global; d->name; d++) {
+        size_t n = strlen(d->name);
+
+        if (d->slot == TW_S_HEAD)
+            return name.n == n + 7 && !memcmp(name.p, d->name, n) &&
+                   !memcmp(name.p + n, ".weight", 7);
+    }
+    return false;
+}
+
+static bool cut(struct tw_str *s, struct tw_str start)
+{
+    if (s->n < start.n || memcmp(s->p, start.p, start.n))
+        return false;
+    *s = (struct tw_str){ s->p + start.n, s->n - start.n };
+    return true;
+}
+
+bool tw_family_skips(const struct tw_family *f, const struct tw_config *c, struct tw_str prefix,
+        struct tw_str name)
+{
+    struct tw_str below = name, s;
+    int64_t layer = 0;
+    bool in = cut(&below, prefix);
+
+    for (const char *const *k = f->skip; k && *k; k++) {
+        s = name;
+        if (cut(&s, tw_str(*k)))
+            return true;
+        s = below;
+        if (in && cut(&s, tw_str(*k)))
+            return true;
+    }
+    s = below;
+    if (!in || !c->next_layers || !cut(&s, tw_str(tw_family_layers(f))) || !cut(&s, tw_str(".")))
+        return false;
+    for (; s.n && s.p[0] >= '0' && s.p[0] <= '9' && layer < INT32_MAX; s.p++, s.n--)
+        layer = 10 * layer + s.p[0] - '0';
+    return layer >= c->L && layer < c->L + c->next_layers;
 }
 
 const struct tw_family *tw_family_find(struct tw_str model_type)

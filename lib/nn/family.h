@@ -6,26 +6,51 @@
 #define TW_FAMILY_H
 #include "nn/config.h"
 
-/* Dimensions that shapes are made of. */
-enum tw_dim { TW_D1, TW_DV, TW_DD, TW_DI, TW_DQ, TW_DKV, TW_DHD };  /* 1 V D I nh*hd nkv*hd hd */
+/* Dimensions that shapes are made of: 1 V D I nh*hd nkv*hd hd; experts E Im 2*Im, their shared one
+ * Is. */
+enum tw_dim { TW_D1, TW_DV, TW_DD, TW_DI, TW_DQ, TW_DKV, TW_DHD,
+    TW_DE, TW_DIM, TW_DIM2, TW_DIS };
 int64_t tw_dim(const struct tw_config *c, enum tw_dim d);
 
 /* Where a tensor is used. */
 enum tw_slot { TW_S_EMBED, TW_S_HEAD, TW_S_NORM_F, TW_S_NORM1, TW_S_NORM2, TW_S_Q, TW_S_K, TW_S_V,
-    TW_S_O, TW_S_QNORM, TW_S_KNORM, TW_S_GATE, TW_S_UP, TW_S_DOWN, TW_NSLOT };
+    TW_S_O, TW_S_QNORM, TW_S_KNORM, TW_S_GATE, TW_S_UP, TW_S_DOWN,
+    TW_S_POST1, TW_S_POST2,     /* norms of what the mixer and the ffn give */
+    /* experts: router, its bias, gate and up, down; shared expert: gate, up, down, its own gate */
+    TW_S_ROUTER, TW_S_RBIAS, TW_S_XGATEUP, TW_S_XDOWN, TW_S_SGATE, TW_S_SUP, TW_S_SDOWN, TW_S_SMIX,
+    TW_NSLOT };
 
-enum tw_bias { TW_BIAS_NONE, TW_BIAS_YES, TW_BIAS_ATTN, TW_BIAS_MLP };  /* none, always, by a flag */
+/* Settings of the config on which a tensor or its bias depends. */
+enum tw_if { TW_IF_UNSET, TW_IF_YES, TW_IF_QKV_BIAS, TW_IF_O_BIAS, TW_IF_MLP_BIAS, TW_IF_QK_NORM,
+    TW_IF_POST_NORMS, TW_IF_SHARED, TW_IF_SHARED_GATE };
+bool tw_if(const struct tw_config *c, enum tw_if f);
 
-/* How ranks split a tensor: outputs, inputs, rows of the vocabulary, or each has all of it. */
-enum tw_axis { TW_AX_NONE, TW_AX_COL, TW_AX_ROW, TW_AX_VOCAB };
+/* How ranks split a tensor: outputs, inputs, rows of the vocabulary, experts, or each has all. */
+enum tw_axis { TW_AX_NONE, TW_AX_COL, TW_AX_ROW, TW_AX_VOCAB, TW_AX_EXPERT };
 
+/* Values of a model that is not read: by default normal for matrices, 0 for biases, 1 for other
+ * vectors. */
+enum tw_init { TW_INIT_DEFAULT, TW_INIT_ZERO, TW_INIT_ONE };
+
+struct tw_model;
+struct tw_weight;
+struct tw_weights;
 struct tw_tdef {
     const char *name;           /* module path below the layer (or the backbone), without ".weight" */
     enum tw_slot slot;
     enum tw_dim rows, cols;     /* a vector has rows TW_D1 */
-    enum tw_bias bias;          /* of [rows] elements, named NAME.bias */
+    enum tw_if when;            /* UNSET: always there */
+    enum tw_if bias;            /* of [rows] elements, named NAME.bias; UNSET: none */
+    enum tw_dim count;          /* so many matrices one behind the other; TW_D1: one */
     enum tw_axis axis;
-    bool lora;
+    enum tw_init init;
+    bool lora;                  /* adapters may attach */
+    bool bare;                  /* the name is the tensor's whole name: no ".weight" is added */
+    bool f32;                   /* a matrix that is kept in F32 whatever the model's dtype is */
+    bool frozen;                /* never trained */
+    /* Lists the tensors of a file (tw_stored_add()) that hold W and, if they hold others as well,
+     * those too; NULL: one tensor of the same name and shape. FILE is NULL when none is read. */
+    void (*files)(struct tw_model *m, struct tw_weight *w, struct tw_weights *file);
 };
 
 struct tw_tape;
@@ -43,25 +68,54 @@ struct tw_block {
     tw_block_fn *forward;
     tw_block_step_fn *step;     /* NULL: there is none */
     bool kv;                    /* keeps keys and values in a decode state */
+    /* The op that it needs and OPS lacks, for a message; NULL: there are all (or no function). */
+    const char *(*lacks)(const struct tw_ops *ops);
 };
 extern const struct tw_block tw_block_gqa, tw_block_swiglu;
 
-#define TW_MAX_BLOCKS 4
+/* One of the two parts of a layer: the tensors it has (its norms among them), and what it does. */
+struct tw_part {
+    const struct tw_tdef *tensor;       /* name NULL ends */
+    const struct tw_block *block;
+};
+#define TW_MAX_MIXERS 3
+#define TW_MAX_FFNS 2
 
 struct tw_family {
     const char *name;
     const char *model_type[3];          /* as in config.json; NULL ends */
     const char *const *claims;          /* config keys beyond those all families read */
     struct tw_config defaults;
-    const struct tw_tdef *global;       /* embedding, final norm, head; name NULL ends */
-    const struct tw_tdef *layer;        /* of each layer */
-    const struct tw_block *block[TW_MAX_BLOCKS];    /* of each layer, in order */
+    /* After all keys are read: checks the family's own and fills config.layer[], which stand on
+     * mixer 0, ffn 0, rope 0 and the window that the keys ask for. NULL: nothing to do. */
+    int (*config)(struct tw_config *c, struct tw_err *err);
+    const char *prefix[4];              /* of backbone tensors in files, the first is that of the class
+                                         * with a head; NULL: model., none, and where multimodal
+                                         * classes keep their text model */
+    const char *layers;                 /* of the list of layers, below the prefix; NULL: "layers" */
+    const struct tw_tdef *global;       /* embedding, final norm, head (whose name has no prefix) */
+    struct tw_part mixer[TW_MAX_MIXERS], ffn[TW_MAX_FFNS];  /* config.layer[] says which */
+    const char *const *skip;            /* tensors of files that nothing computes with, by the start
+                                         * of their names below the prefix, or by the whole */
     const char *lora_default;           /* targets when an adapter names none */
 };
 extern const struct tw_family tw_family_llama, tw_family_qwen2, tw_family_qwen3;
 
 /* The tables most families share. */
 extern const struct tw_tdef tw_global_decoder[];
+extern const struct tw_tdef tw_attn_llama[];    /* input_layernorm and self_attn.* */
+extern const struct tw_tdef tw_ffn_llama[];     /* post_attention_layernorm and mlp.* */
+/* config hook: attention_bias gives a bias to q, k, v and o. */
+int tw_config_attn_bias(struct tw_config *c, struct tw_err *err);
+
+/* The I-th prefix of F's names, NULL behind the last; where its layers are below the prefix. */
+const char *tw_family_prefix(const struct tw_family *f, int i);
+const char *tw_family_layers(const struct tw_family *f);
+bool tw_family_is_head(const struct tw_family *f, struct tw_str name);
+/* Whether tensor NAME takes no part in F's maths: by its table, or of a layer behind the last
+ * (next-token predictors are such layers). */
+bool tw_family_skips(const struct tw_family *f, const struct tw_config *c, struct tw_str prefix,
+        struct tw_str name);
 
 /* NULL when no family claims MODEL_TYPE. tw_family_names lists those there are, for messages. */
 const struct tw_family *tw_family_find(struct tw_str model_type);

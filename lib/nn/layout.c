@@ -2,24 +2,23 @@
 #include "nn/model_priv.h"
 #include <stdlib.h>
 
-static bool has_bias(const struct tw_config *c, enum tw_bias b)
-{
-    return b == TW_BIAS_YES || (b == TW_BIAS_ATTN && c->attention_bias) ||
-           (b == TW_BIAS_MLP && c->mlp_bias);
-}
-
 static char *tensor_name(const struct tw_model *m, const struct tw_tdef *d, int64_t layer,
         const char *suffix)
 {
+    if (d->bare && *suffix == '.')
+        suffix = "";
     if (layer >= 0)
-        return tw_xasprintf("%slayers.%lld.%s%s", m->prefix, (long long)layer, d->name, suffix);
+        return tw_xasprintf("%s%s.%lld.%s%s", m->prefix, tw_family_layers(m->cfg.family),
+                (long long)layer, d->name, suffix);
     return tw_xasprintf("%s%s%s", d->slot == TW_S_HEAD ? "" : m->prefix, d->name, suffix);
 }
 
 /* Where the layers are in the class with a head, which adapters are made for. */
 static const char *class_prefix(const struct tw_model *m)
 {
-    return strncmp(m->prefix, "model.", 6) ? "model." : m->prefix;
+    const char *first = tw_family_prefix(m->cfg.family, 0);
+
+    return strncmp(m->prefix, first, strlen(first)) ? first : m->prefix;
 }
 
 /* Adds the weight of D (and its bias) at M->w[M->nw]. The list was sized by count_defs(). */
@@ -30,8 +29,8 @@ static struct tw_weight *add_weight(struct tw_model *m, const struct tw_tdef *d,
 
     *w = (struct tw_weight){ .name = tensor_name(m, d, layer, ".weight"), .def = d,
         .layer = layer, .matrix = d->rows != TW_D1, .module = -1 };
-    w->w = (struct tw_mat){ .dtype = w->matrix ? m->opts.dtype : TW_F32, .rows = rows,
-        .cols = cols };
+    w->w = (struct tw_mat){ .dtype = w->matrix && !d->f32 ? m->opts.dtype : TW_F32, .rows = rows,
+        .cols = cols, .n = tw_dim(&m->cfg, d->count) };
     if (d->lora) {
         const char *dot = strrchr(d->name, '.');
         struct tw_module *mod = &m->module[m->nmodule];
@@ -39,9 +38,10 @@ static struct tw_weight *add_weight(struct tw_model *m, const struct tw_tdef *d,
         w->module = m->nmodule++;
         mod->kind = dot ? dot + 1 : d->name;
         mod->w = w;
-        mod->path = tw_xasprintf("%slayers.%lld.%s", class_prefix(m), (long long)layer, d->name);
+        mod->path = tw_xasprintf("%s%s.%lld.%s", class_prefix(m), tw_family_layers(m->cfg.family),
+                (long long)layer, d->name);
     }
-    if (has_bias(&m->cfg, d->bias)) {
+    if (tw_if(&m->cfg, d->bias)) {
         b = &m->w[m->nw++];
         *b = (struct tw_weight){ .name = tensor_name(m, d, layer, ".bias"), .def = d,
             .layer = layer, .is_bias = true, .module = -1,
@@ -51,35 +51,54 @@ static struct tw_weight *add_weight(struct tw_model *m, const struct tw_tdef *d,
     return w;
 }
 
-static int64_t count_defs(const struct tw_tdef *d, int64_t *lora)
+static bool wanted(const struct tw_model *m, const struct tw_tdef *d)
+{
+    return d->when == TW_IF_UNSET || tw_if(&m->cfg, d->when);
+}
+
+static int64_t count_defs(const struct tw_model *m, const struct tw_tdef *d, int64_t *lora)
 {
     int64_t n = 0;
 
     for (; d->name; d++) {
+        if (!wanted(m, d))
+            continue;
         n++;
         *lora += d->lora;
     }
     return n;
 }
 
+static void add_part(struct tw_model *m, struct tw_layer *l, const struct tw_part *part)
+{
+    for (const struct tw_tdef *d = part->tensor; d->name; d++)
+        if (wanted(m, d))
+            l->w[d->slot] = add_weight(m, d, l->index);
+}
+
 static void list_weights(struct tw_model *m)
 {
     const struct tw_family *f = m->cfg.family;
+    int64_t lora = 0, L = m->cfg.L, none = 0, n = count_defs(m, f->global, &none);
     const struct tw_tdef *d;
-    int64_t lora = 0, n = count_defs(f->layer, &lora), L = m->cfg.L, none = 0;
 
-    m->w = tw_xcalloc((size_t)(2 * (n * L + count_defs(f->global, &none))), sizeof *m->w);
-    m->module = tw_xcalloc((size_t)(lora * L), sizeof *m->module);
     m->layer = tw_xcalloc((size_t)L, sizeof *m->layer);
+    for (int64_t i = 0; i < L; i++) {
+        struct tw_layer *l = &m->layer[i];
+
+        *l = (struct tw_layer){ .m = m, .index = i, .conf = &m->cfg.layer[i] };
+        l->mixer = &f->mixer[l->conf->mixer];
+        l->ffn = &f->ffn[l->conf->ffn];
+        n += count_defs(m, l->mixer->tensor, &lora) + count_defs(m, l->ffn->tensor, &lora);
+    }
+    m->w = tw_xcalloc((size_t)(2 * n), sizeof *m->w);
+    m->module = tw_xcalloc((size_t)lora + 1, sizeof *m->module);
     for (d = f->global; d->name; d++)
         if (d->slot == TW_S_EMBED)
             m->global[d->slot] = add_weight(m, d, -1);
     for (int64_t i = 0; i < L; i++) {
-        m->layer[i].m = m;
-        m->layer[i].index = i;
-        m->layer[i].window = m->cfg.layer_window[i];
-        for (d = f->layer; d->name; d++)
-            m->layer[i].w[d->slot] = add_weight(m, d, i);
+        add_part(m, &m->layer[i], m->layer[i].mixer);
+        add_part(m, &m->layer[i], m->layer[i].ffn);
     }
     for (d = f->global; d->name; d++)
         if (d->slot != TW_S_EMBED && !(d->slot == TW_S_HEAD && m->tied))
@@ -88,20 +107,29 @@ static void list_weights(struct tw_model *m)
 
 static size_t stored_bytes(const struct tw_model *m, const struct tw_weight *w, enum tw_dtype t)
 {
-    int64_t n = w->matrix ? m->ops->mat_elems(m->dev, w->w.rows, w->w.cols, t) : w->w.cols;
+    return (size_t)tw_weight_elems(m, w, t) * tw_dtype_size(t);
+}
 
-    return (size_t)n * tw_dtype_size(t);
+int64_t tw_weight_elems(const struct tw_model *m, const struct tw_weight *w, enum tw_dtype t)
+{
+    if (!w->matrix)
+        return w->w.cols;
+    return tw_mat_count(&w->w) * m->ops->mat_elems(m->dev, w->w.rows, w->w.cols, t);
+}
+
+static bool trained(const struct tw_model *m, const struct tw_weight *w)
+{
+    return m->opts.train && !w->def->frozen;
 }
 
 /* Weights in one block; with training, masters (where the products are not F32) behind them, and
  * gradients in a block of their own. */
 static int take_memory(struct tw_model *m, struct tw_err *err)
 {
-    bool train = m->opts.train;
-
     for (int64_t i = 0; i < m->nw; i++) {
         const struct tw_weight *w = &m->w[i];
         size_t f32 = stored_bytes(m, w, TW_F32);
+        bool train = trained(m, w);
 
         tw_mem_add(&m->mem, stored_bytes(m, w, w->w.dtype));
         if (train && w->w.dtype != TW_F32)
@@ -117,6 +145,7 @@ static int take_memory(struct tw_model *m, struct tw_err *err)
     for (int64_t i = 0; i < m->nw; i++) {
         struct tw_weight *w = &m->w[i];
         size_t f32 = stored_bytes(m, w, TW_F32);
+        bool train = trained(m, w);
 
         w->w.data = tw_mem_take(&m->mem, stored_bytes(m, w, w->w.dtype));
         w->master = w->dw = w->w;
@@ -141,16 +170,19 @@ static void list_params(struct tw_model *m)
     ps->p = tw_xcalloc((size_t)m->nw, sizeof *ps->p);
     for (int64_t i = 0; i < m->nw; i++) {
         struct tw_weight *w = &m->w[i];
-        struct tw_param *p = &ps->p[ps->n++];
+        struct tw_param *p = &ps->p[ps->n];
 
+        if (!trained(m, w))
+            continue;
+        ps->n++;
         p->name = w->name;
         p->w = w->master;
         p->g = w->dw.data;
         p->g2 = w->g2;
         p->matrix = w->matrix;
-        p->n = w->matrix ? m->ops->mat_elems(m->dev, w->w.rows, w->w.cols, TW_F32) : w->w.cols;
+        p->n = tw_weight_elems(m, w, TW_F32);
         p->low = w->w.dtype != TW_F32 ? &w->w : NULL;
-        ps->elems += w->w.rows * w->w.cols;
+        ps->elems += tw_mat_size(&w->w);
     }
 }
 
@@ -163,17 +195,20 @@ static void fill_info(struct tw_model *m)
         .max_positions = c->max_positions, .tied = m->tied };
     for (int64_t i = 0; i < m->nw; i++) {
         const struct tw_weight *w = &m->w[i];
-        int64_t n = w->w.rows * w->w.cols;
+        int64_t n = tw_mat_size(&w->w);
 
         o->params += n;
+        if (w->w.n > 1)         /* of experts a token passes some */
+            n = n / w->w.n * c->moe.K;
         if (w->matrix && (w != m->global[TW_S_EMBED] || m->tied))
             o->active_matmul += n;
     }
 }
 
-void tw_model_layout(struct tw_model *m)
+void tw_model_layout(struct tw_model *m, struct tw_weights *file)
 {
     list_weights(m);
+    tw_model_stored(m, file);
     fill_info(m);
 }
 

@@ -7,69 +7,111 @@
 
 #define CHUNK ((int64_t)1 << 20)        /* elements on the host at a time */
 
+static struct tw_mat one_of(const struct tw_model *m, const struct tw_mat *w, int64_t i)
+{
+    struct tw_mat one = { w->data, w->dtype, w->rows, w->cols, 1 };
+    int64_t n = m->ops->mat_elems(m->dev, w->rows, w->cols, w->dtype);
+
+    one.data = (char *)w->data + (size_t)(i * n) * tw_dtype_size(w->dtype);
+    return one;
+}
+
+/* Rows [row, row + n), which may lie in several of the weight's matrices. */
 static void put_rows(struct tw_model *m, struct tw_weight *w, const void *p, enum tw_dtype from,
         int64_t row, int64_t n)
 {
+    const char *at = p;
+
     if (!w->matrix) {
-        m->ops->put(m->dev, w->w.data, p, (size_t)w->w.cols * sizeof(float));
+        m->ops->put(m->dev, (float *)w->w.data + row, p, (size_t)n * sizeof(float));
         return;
     }
-    m->ops->mat_put(m->dev, &w->master, p, from, row, n);
-    if (w->master.data != w->w.data)
-        m->ops->mat_put(m->dev, &w->w, p, from, row, n);
+    while (n > 0) {
+        int64_t i = row / w->w.rows, r = row % w->w.rows, k = w->w.rows - r < n ? w->w.rows - r : n;
+        struct tw_mat to = one_of(m, &w->master, i);
+
+        m->ops->mat_put(m->dev, &to, at, from, r, k);
+        if (w->master.data != w->w.data) {
+            to = one_of(m, &w->w, i);
+            m->ops->mat_put(m->dev, &to, at, from, r, k);
+        }
+        at += (size_t)(k * w->w.cols) * tw_dtype_size(from);
+        row += k;
+        n -= k;
+    }
 }
 
-static int64_t chunk_rows(const struct tw_weight *w)
+static int64_t chunk_rows(int64_t cols)
 {
-    int64_t n = CHUNK / w->w.cols / 64 * 64;
+    int64_t n = CHUNK / cols / 64 * 64;
 
     return n > 64 ? n : 64;
 }
 
-static int load_one(struct tw_model *m, struct tw_weight *w, const struct tw_wtensor *t,
-        struct tw_err *err)
+/* P from element AT of T on. */
+static int load_piece(struct tw_model *m, const struct tw_piece *p, const struct tw_wtensor *t,
+        int64_t at, struct tw_err *err)
 {
-    int64_t rows = w->w.rows, cols = w->w.cols, step = chunk_rows(w);
+    int64_t cols = tw_piece_cols(p), step = chunk_rows(cols);
     size_t size = tw_dtype_size(t->dtype);
+    const char *data = (const char *)t->data + (size_t)at * size;
     float *buf;
     int ret = 0;
 
     /* What the device takes as it is goes there from the mapping. */
-    if (w->matrix && (t->dtype == TW_F32 || t->dtype == TW_BF16) && (uintptr_t)t->data % size == 0) {
-        put_rows(m, w, t->data, t->dtype, 0, rows);
+    if (p->w->matrix && (t->dtype == TW_F32 || t->dtype == TW_BF16) && (uintptr_t)data % size == 0) {
+        put_rows(m, p->w, data, t->dtype, p->row, p->n);
         return 0;
     }
-    step = step < rows ? step : rows;
+    step = step < p->n ? step : p->n;
     buf = tw_xreallocarray(NULL, (size_t)(step * cols), sizeof *buf);
-    for (int64_t r = 0; r < rows && !ret; r += step) {
-        int64_t n = r + step < rows ? step : rows - r;
+    for (int64_t r = 0; r < p->n && !ret; r += step) {
+        int64_t n = r + step < p->n ? step : p->n - r;
 
-        ret = tw_weights_f32(t, r * cols, n * cols, buf, err);
+        ret = tw_weights_f32(t, at + r * cols, n * cols, buf, err);
         if (!ret)
-            put_rows(m, w, buf, TW_F32, r, n);
+            put_rows(m, p->w, buf, TW_F32, p->row + r, n);
     }
     free(buf);
     return ret;
 }
 
-static int check_shape(const struct tw_model *m, const struct tw_weight *w,
-        const struct tw_wtensor *t, struct tw_err *err)
+static int load_one(struct tw_model *m, const struct tw_stored *s, const struct tw_wtensor *t,
+        struct tw_err *err)
 {
-    int64_t want[2] = { w->w.rows, w->w.cols };
-    int nd = w->matrix ? 2 : 1;
-    char got[128] = "";
+    int64_t at = 0;
+
+    for (int64_t i = 0; i < s->npiece; i++) {
+        if (load_piece(m, &s->piece[i], t, at, err))
+            return -1;
+        at += s->piece[i].n * tw_piece_cols(&s->piece[i]);
+    }
+    return 0;
+}
+
+static void shape_text(char *out, size_t n, const int64_t *dim, int ndim)
+{
     size_t at = 0;
 
-    if (t->ndim == nd && t->dim[nd - 1] == want[1] && (nd == 1 || t->dim[0] == want[0]))
+    *out = 0;
+    for (int i = 0; i < ndim && at < n - 24; i++)
+        at += (size_t)snprintf(out + at, n - at, "%s%lld", i ? ", " : "", (long long)dim[i]);
+}
+
+static int check_shape(const struct tw_model *m, const struct tw_stored *s,
+        const struct tw_wtensor *t, struct tw_err *err)
+{
+    char got[128], want[128];
+    bool same = t->ndim == s->ndim;
+
+    for (int i = 0; same && i < s->ndim; i++)
+        same = t->dim[i] == s->dim[i];
+    if (same)
         return 0;
-    for (int i = 0; i < t->ndim && at < sizeof got - 24; i++)
-        at += (size_t)snprintf(got + at, sizeof got - at, "%s%lld", i ? ", " : "",
-                (long long)t->dim[i]);
-    if (nd == 1)
-        return tw_fail(err, m->dir, 0, "tensor %s has shape [%s], config.json means [%lld]",
-                w->name, got, (long long)want[1]);
-    return tw_fail(err, m->dir, 0, "tensor %s has shape [%s], config.json means [%lld, %lld]",
-            w->name, got, (long long)want[0], (long long)want[1]);
+    shape_text(got, sizeof got, t->dim, t->ndim);
+    shape_text(want, sizeof want, s->dim, s->ndim);
+    return tw_fail(err, m->dir, 0, "tensor %s has shape [%s], config.json means [%s]", s->name, got,
+            want);
 }
 
 /* Tensors that are in some checkpoints and in no computation: tables of angles, and the copy of a
@@ -81,7 +123,9 @@ static bool ignorable(const struct tw_model *m, struct tw_str name)
 
     if (name.n >= n && !memcmp(name.p + name.n - n, inv, n))
         return true;
-    return m->tied && tw_str_is(name, "lm_head.weight");
+    if (m->tied && tw_family_is_head(m->cfg.family, name))
+        return true;
+    return tw_family_skips(m->cfg.family, &m->cfg, tw_str(m->prefix), name);
 }
 
 static int check_claimed(const struct tw_model *m, const struct tw_weights *file,
@@ -109,12 +153,12 @@ static int check_claimed(const struct tw_model *m, const struct tw_weights *file
 
 int tw_model_check(const struct tw_model *m, struct tw_weights *file, struct tw_err *err)
 {
-    for (int64_t i = 0; i < m->nw; i++) {
-        struct tw_wtensor *t = tw_weights_find(file, tw_str(m->w[i].name));
+    for (int64_t i = 0; i < m->nstored; i++) {
+        struct tw_wtensor *t = tw_weights_find(file, tw_str(m->stored[i].name));
 
         if (!t)
-            return tw_fail(err, m->dir, 0, "the checkpoint has no tensor %s", m->w[i].name);
-        if (check_shape(m, &m->w[i], t, err))
+            return tw_fail(err, m->dir, 0, "the checkpoint has no tensor %s", m->stored[i].name);
+        if (check_shape(m, &m->stored[i], t, err))
             return -1;
         t->used = true;
     }
@@ -131,8 +175,8 @@ int tw_model_load(struct tw_model *m, struct tw_weights *file, struct tw_err *er
 {
     if (counts_only(m))
         return 0;
-    for (int64_t i = 0; i < m->nw; i++)
-        if (load_one(m, &m->w[i], tw_weights_find(file, tw_str(m->w[i].name)), err))
+    for (int64_t i = 0; i < m->nstored; i++)
+        if (load_one(m, &m->stored[i], tw_weights_find(file, tw_str(m->stored[i].name)), err))
             return -1;
     return 0;
 }
@@ -141,18 +185,27 @@ struct fill {
     const struct tw_weight *w;
     float *buf;
     uint64_t seed, k;           /* k: the tensor's place in the list */
-    int64_t row;                /* of buf's first */
+    int64_t row, cols;          /* of buf's first; of all */
     double std;
 };
+
+/* Of elements that are not random. */
+static float constant(const struct tw_weight *w)
+{
+    if (w->def->init != TW_INIT_DEFAULT && !w->is_bias)
+        return w->def->init == TW_INIT_ONE;
+    return !w->is_bias;
+}
 
 /* Element I of tensor K: a pure function of (seed, K, I), so it depends on no layout or thread. */
 static void fill_row(void *arg, int64_t i, int thread)
 {
     const struct fill *f = arg;
-    int64_t cols = f->w->w.cols, at = (f->row + i) * cols;
+    int64_t cols = f->cols, at = (f->row + i) * cols;
+    bool random = f->w->matrix && f->w->def->init == TW_INIT_DEFAULT;
 
     for (int64_t j = 0; j < cols; j++)
-        f->buf[i * cols + j] = !f->w->matrix ? !f->w->is_bias :
+        f->buf[i * cols + j] = !random ? constant(f->w) :
                 (float)(f->std * tw_rand_normal(f->seed, f->k, (uint64_t)(at + j)));
 }
 
@@ -165,13 +218,15 @@ int tw_model_init_random(struct tw_model *m, struct tw_err *err)
     pool = tw_pool_open(0);
     for (int64_t k = 0; k < m->nw; k++) {
         struct tw_weight *w = &m->w[k];
-        int64_t step = chunk_rows(w) < w->w.rows ? chunk_rows(w) : w->w.rows;
-        struct fill f = { .w = w, .seed = m->opts.seed, .k = (uint64_t)k,
+        int64_t cols = w->matrix ? w->w.cols : 1;
+        int64_t rows = w->matrix ? tw_mat_count(&w->w) * w->w.rows : w->w.cols;
+        int64_t step = chunk_rows(cols) < rows ? chunk_rows(cols) : rows;
+        struct fill f = { .w = w, .seed = m->opts.seed, .k = (uint64_t)k, .cols = cols,
             .std = m->cfg.init_range,
-            .buf = tw_xreallocarray(NULL, (size_t)(step * w->w.cols), sizeof *f.buf) };
+            .buf = tw_xreallocarray(NULL, (size_t)(step * cols), sizeof *f.buf) };
 
-        for (; f.row < w->w.rows; f.row += step) {
-            int64_t n = f.row + step < w->w.rows ? step : w->w.rows - f.row;
+        for (; f.row < rows; f.row += step) {
+            int64_t n = f.row + step < rows ? step : rows - f.row;
 
             tw_pool_run(pool, n, fill_row, &f);
             put_rows(m, w, f.buf, TW_F32, f.row, n);
@@ -185,8 +240,17 @@ int tw_model_init_random(struct tw_model *m, struct tw_err *err)
 void tw_weight_get(const struct tw_model *m, const struct tw_weight *w, int64_t row, int64_t n,
         float *out)
 {
-    if (w->matrix)
-        m->ops->mat_get(m->dev, out, &w->master, row, n);
-    else
-        m->ops->get(m->dev, out, w->master.data, (size_t)w->w.cols * sizeof *out);
+    if (!w->matrix) {
+        m->ops->get(m->dev, out, (float *)w->master.data + row, (size_t)n * sizeof *out);
+        return;
+    }
+    while (n > 0) {
+        int64_t r = row % w->w.rows, k = w->w.rows - r < n ? w->w.rows - r : n;
+        struct tw_mat from = one_of(m, &w->master, row / w->w.rows);
+
+        m->ops->mat_get(m->dev, out, &from, r, k);
+        out += k * w->w.cols;
+        row += k;
+        n -= k;
+    }
 }

@@ -72,6 +72,15 @@ int tw_adapter_alloc(struct tw_adapter *a, struct tw_err *err)
     return 0;
 }
 
+/* Whether module K is the first of its kind. */
+static bool first_of_kind(const struct tw_model *m, int64_t k)
+{
+    for (int64_t i = 0; i < k; i++)
+        if (!strcmp(m->module[i].kind, m->module[k].kind))
+            return false;
+    return true;
+}
+
 /* TARGETS as typed to the JSON that adapter_config.json holds. */
 static int targets_json(const struct tw_model *m, const char *targets, struct tw_buf *out,
         struct tw_err *err)
@@ -89,8 +98,9 @@ static int targets_json(const struct tw_model *m, const char *targets, struct tw
     tw_jw_init(&w, out);
     tw_jw_arr(&w);
     if (!strcmp(targets, "all-linear")) {
-        for (int64_t k = 0; k < m->nmodule && m->module[k].w->layer == m->module[0].w->layer; k++)
-            tw_jw_cstr(&w, m->module[k].kind);
+        for (int64_t k = 0; k < m->nmodule; k++)
+            if (first_of_kind(m, k))
+                tw_jw_cstr(&w, m->module[k].kind);
     } else {
         for (const char *p = targets, *end; ; p = end + 1) {
             end = strchr(p, '+');
@@ -108,8 +118,9 @@ static int targets_json(const struct tw_model *m, const char *targets, struct tw
 
 static void list_kinds(const struct tw_model *m, struct tw_buf *out)
 {
-    for (int64_t k = 0; k < m->nmodule && m->module[k].w->layer == m->module[0].w->layer; k++)
-        tw_buf_printf(out, "%s%s", k ? ", " : "", m->module[k].kind);
+    for (int64_t k = 0; k < m->nmodule; k++)
+        if (first_of_kind(m, k))
+            tw_buf_printf(out, "%s%s", k ? ", " : "", m->module[k].kind);
 }
 
 static int no_match(const struct tw_model *m, struct tw_str name, const char *targets,
@@ -239,9 +250,11 @@ void tw_adapter_describe(const struct tw_adapter *a, struct tw_buf *out)
     char count[32];
     bool any = false;
 
-    for (int64_t k = 0; k < m->nmodule && m->module[k].w->layer == m->module[0].w->layer; k++) {
+    for (int64_t k = 0; k < m->nmodule; k++) {
         int64_t hit = 0, all = 0;
 
+        if (!first_of_kind(m, k))
+            continue;
         for (int64_t i = 0; i < m->nmodule; i++) {
             if (strcmp(m->module[i].kind, m->module[k].kind))
                 continue;

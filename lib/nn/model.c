@@ -5,26 +5,31 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-static const char *const prefixes[] = { "model.", "", "model.language_model.",
-    "language_model.model." };
-
 /* Where the backbone's tensors are, and whether there is a head of its own. Without one the model
  * is tied whatever the config says: the checkpoint has the last word. */
 static int find_prefix(struct tw_model *m, struct tw_weights *file, struct tw_err *err)
 {
-    for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++) {
-        char *name = tw_xasprintf("%sembed_tokens.weight", prefixes[i]);
+    const struct tw_family *f = m->cfg.family;
+    const struct tw_tdef *embed = f->global;
+    bool head = false;
+
+    while (embed->slot != TW_S_EMBED)
+        embed++;
+    for (int64_t i = 0; i < file->n && !head; i++)
+        head = tw_family_is_head(f, file->t[i].name);
+    for (int i = 0; tw_family_prefix(f, i); i++) {
+        char *name = tw_xasprintf("%s%s.weight", tw_family_prefix(f, i), embed->name);
         bool found = tw_weights_find(file, tw_str(name));
 
         free(name);
         if (!found)
             continue;
-        m->prefix = prefixes[i];
-        if (!tw_weights_find(file, TW_STR_LIT("lm_head.weight")))
-            m->tied = true;
+        m->prefix = tw_family_prefix(f, i);
+        m->tied |= !head;
         return 0;
     }
-    return tw_fail(err, m->dir, 0, "the checkpoint has no tensor model.embed_tokens.weight");
+    return tw_fail(err, m->dir, 0, "the checkpoint has no tensor %s%s.weight",
+            tw_family_prefix(f, 0), embed->name);
 }
 
 static int read_config(struct tw_model *m, struct tw_err *err)
@@ -69,16 +74,16 @@ static int open_weights(struct tw_model *m, struct tw_err *err)
     struct tw_weights file = { 0 };
     int ret = -1;
 
-    m->prefix = prefixes[0];
+    m->prefix = tw_family_prefix(m->cfg.family, 0);
     m->tied = m->cfg.tied;
     if (m->opts.init_random) {
-        tw_model_layout(m);
+        tw_model_layout(m, NULL);
         return tw_model_memory(m, err) || tw_model_init_random(m, err) ? -1 : 0;
     }
     if (tw_weights_open(&file, m->dir, err))
         return -1;
     if (!find_prefix(m, &file, err)) {
-        tw_model_layout(m);
+        tw_model_layout(m, &file);
         if (!tw_model_check(m, &file, err) && !tw_model_memory(m, err) &&
             !tw_model_load(m, &file, err))
             ret = m->ops->sync(m->dev, err);
@@ -97,6 +102,26 @@ static int check_opts(const struct tw_model *m, struct tw_err *err)
     return 0;
 }
 
+/* Every op that the family's blocks need must be the device's. */
+static int check_device(const struct tw_model *m, struct tw_err *err)
+{
+    const struct tw_family *f = m->cfg.family;
+
+    for (int64_t i = 0; i < m->cfg.L; i++) {
+        const struct tw_layer_conf *l = &m->cfg.layer[i];
+        const struct tw_block *block[2] = { f->mixer[l->mixer].block, f->ffn[l->ffn].block };
+
+        for (int k = 0; k < 2; k++) {
+            const char *op = block[k]->lacks ? block[k]->lacks(m->ops) : NULL;
+
+            if (op)
+                return tw_fail(err, NULL, 0, "family %s does not run on this device (%s) yet: it "
+                        "has no %s; use --device cpu", f->name, m->ops->name, op);
+        }
+    }
+    return 0;
+}
+
 struct tw_model *tw_model_open(const char *dir, struct tw_dev *dev, const struct tw_model_opts *o,
         struct tw_err *err)
 {
@@ -109,7 +134,8 @@ struct tw_model *tw_model_open(const char *dir, struct tw_dev *dev, const struct
     m->act = m->ops->low_act ? o->dtype : TW_F32;
     m->stack.dev = dev;
     m->count = tw_count_open(dev, err);
-    if (!m->count || check_opts(m, err) || read_config(m, err) || open_weights(m, err)) {
+    if (!m->count || check_opts(m, err) || read_config(m, err) ||
+        check_device(m, err) || open_weights(m, err)) {
         tw_model_close(m);
         return NULL;
     }
@@ -124,6 +150,11 @@ static void free_lists(struct tw_model *m)
         free(m->w[i].name);
     for (int64_t i = 0; i < m->nmodule; i++)
         free(m->module[i].path);
+    for (int64_t i = 0; i < m->nstored; i++) {
+        free(m->stored[i].name);
+        free(m->stored[i].piece);
+    }
+    free(m->stored);
     free(m->w);
     free(m->module);
     free(m->layer);
@@ -167,34 +198,41 @@ const struct tw_model_info *tw_model_info(const struct tw_model *m)
     return &m->info;
 }
 
+static void put_rope(struct tw_model *m, int r, int64_t npos, size_t bytes)
+{
+    float *cos = tw_xmalloc(bytes), *sin = tw_xmalloc(bytes);
+
+    tw_rope_table(&m->cfg, r, 0, npos, cos, sin);
+    m->cos[r] = tw_mem_take(&m->rope_mem, bytes);
+    m->sin[r] = tw_mem_take(&m->rope_mem, bytes);
+    m->ops->put(m->dev, m->cos[r], cos, bytes);
+    m->ops->put(m->dev, m->sin[r], sin, bytes);
+    free(cos);
+    free(sin);
+}
+
 /* Tables grow to the next power of two: their values do not depend on how far they reach. */
 int tw_model_rope(struct tw_model *m, int64_t n, struct tw_err *err)
 {
     struct tw_devmem mem = { 0 };
     int64_t npos = 1024, half = tw_rope_width(&m->cfg) / 2;
     size_t bytes;
-    float *cos, *sin;
 
     if (n <= m->npos)
         return 0;
     while (npos < n)
         npos *= 2;
-    bytes = (size_t)(npos * half) * sizeof *cos;
-    tw_mem_add(&mem, bytes);
-    tw_mem_add(&mem, bytes);
+    bytes = (size_t)(npos * half) * sizeof(float);
+    for (int r = 0; r < m->cfg.nrope; r++) {
+        tw_mem_add(&mem, bytes);
+        tw_mem_add(&mem, bytes);
+    }
     if (tw_mem_alloc(&mem, m->dev, "the table of positions", err))
         return -1;
-    cos = tw_xmalloc(bytes);
-    sin = tw_xmalloc(bytes);
-    tw_rope_table(&m->cfg, 0, npos, cos, sin);
     tw_mem_free(&m->rope_mem);
     m->rope_mem = mem;
-    m->cos = tw_mem_take(&m->rope_mem, bytes);
-    m->sin = tw_mem_take(&m->rope_mem, bytes);
-    m->ops->put(m->dev, m->cos, cos, bytes);
-    m->ops->put(m->dev, m->sin, sin, bytes);
+    for (int r = 0; r < m->cfg.nrope; r++)
+        put_rope(m, r, npos, bytes);
     m->npos = npos;
-    free(cos);
-    free(sin);
     return 0;
 }

@@ -23,9 +23,25 @@ struct tw_weight {
 
 struct tw_layer {
     const struct tw_model *m;
-    int64_t index, window;
+    int64_t index;
+    const struct tw_layer_conf *conf;
+    const struct tw_part *mixer, *ffn;
     size_t kv_offset;           /* of this layer's keys and values in a block of a decode state */
     struct tw_weight *w[TW_NSLOT];
+};
+
+/* A tensor as checkpoints hold it. Its rows, in order, are rows of weights: of N matrices one behind
+ * the other they count on from one to the next; of a vector a row is one element. */
+struct tw_piece {
+    struct tw_weight *w;
+    int64_t row, n;
+};
+struct tw_stored {
+    char *name;
+    int ndim;
+    int64_t dim[3];
+    struct tw_piece *piece;
+    int64_t npiece;
 };
 
 /* A module that LoRA may adapt. */
@@ -46,6 +62,8 @@ struct tw_model {
     bool tied;                  /* the embedding is the head */
     struct tw_weight *w;        /* in file order: embedding, layers, norm, head; biases behind */
     int64_t nw;
+    struct tw_stored *stored;   /* the tensors of the checkpoint, in that order */
+    int64_t nstored;
     struct tw_weight *global[TW_NSLOT];
     struct tw_layer *layer;
     struct tw_module *module;
@@ -54,7 +72,7 @@ struct tw_model {
     struct tw_model_info info;
     struct tw_params params;
     struct tw_devmem rope_mem;
-    float *cos, *sin;           /* (dev) [npos, rot / 2] */
+    float *cos[TW_MAX_ROPES], *sin[TW_MAX_ROPES];       /* (dev) [npos, rot / 2] */
     int64_t npos;
     struct tw_stack stack;
     struct tw_dev *count;       /* the counting device of dev */
@@ -64,14 +82,24 @@ struct tw_model {
     int64_t kv_blocks;          /* all there are */
 };
 
-/* layout.c: the list of weights, without memory; then their memory. */
-void tw_model_layout(struct tw_model *m);
+/* layout.c: the list of weights, without memory; then their memory. FILE is what will be read, NULL:
+ * nothing. */
+void tw_model_layout(struct tw_model *m, struct tw_weights *file);
+/* Elements of W on the device, padding included, in type T. */
+int64_t tw_weight_elems(const struct tw_model *m, const struct tw_weight *w, enum tw_dtype t);
 int tw_model_memory(struct tw_model *m, struct tw_err *err);
 /* load.c. What FILE holds is checked against the list before memory is taken for it. */
 int tw_model_check(const struct tw_model *m, struct tw_weights *file, struct tw_err *err);
 int tw_model_load(struct tw_model *m, struct tw_weights *file, struct tw_err *err);
 int tw_model_init_random(struct tw_model *m, struct tw_err *err);
-/* Rows [row, row + n) of a weight as F32 on the host (a vector has one row), from the master. */
+/* stored.c: the list of the checkpoint's tensors; a new one of it, which takes over NAME; rows
+ * [row, row + n) of W come next in it. */
+void tw_model_stored(struct tw_model *m, struct tw_weights *file);
+struct tw_stored *tw_stored_add(struct tw_model *m, char *name, int ndim, const int64_t *dim);
+void tw_stored_rows(struct tw_stored *s, struct tw_weight *w, int64_t row, int64_t n);
+/* The length of a row of P in elements. */
+int64_t tw_piece_cols(const struct tw_piece *p);
+/* Rows [row, row + n) of a weight as F32 on the host, from the master; rows as in tw_piece. */
 void tw_weight_get(const struct tw_model *m, const struct tw_weight *w, int64_t row, int64_t n,
         float *out);
 /* Angles for positions below N. */

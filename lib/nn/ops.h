@@ -138,7 +138,7 @@ struct tw_ops {
     void (*begin)(struct tw_dev *d, enum tw_dtype products, const int64_t *t0, int64_t nseq);
 
     /* Matrices. mat_put/mat_get: rows [row, row + n) from/to row-major host memory of dtype FROM
-     * (F32 or BF16) / F32. mat_cast: a BF16 matrix from an F32 one of the same shape. */
+     * (F32 or BF16) / F32. mat_cast: a BF16 matrix (all its n) from an F32 one of the same shape. */
     int64_t (*mat_elems)(const struct tw_dev *d, int64_t rows, int64_t cols, enum tw_dtype t);
     void (*mat_put)(struct tw_dev *d, struct tw_mat *m, const void *host, enum tw_dtype from,
             int64_t row, int64_t n);

@@ -133,7 +133,7 @@ void tw_optim_groups(const struct tw_optim *o, int64_t n[2], int64_t elems[2])
         int g = decays(o, p) ? 0 : 1;
 
         n[g]++;
-        elems[g] += p->w.rows * p->w.cols;
+        elems[g] += tw_mat_size(&p->w);
     }
 }
 

@@ -50,11 +50,14 @@ static void start(struct walk *w)
     struct tw_model *m = w->p->m;
     struct tw_batch *b = &w->p->b;
     size_t T = (size_t)b->T;
+    const int32_t *pos;
 
     if (w->t.ops->begin)
         w->t.ops->begin(w->t.dev, m->opts.dtype, b->t0, b->nseq);
-    w->t.rope = (struct tw_rope){ .cos = m->cos, .sin = m->sin, .rot = tw_rope_width(&m->cfg),
-        .pos = upload(w, b->pos, T * sizeof *b->pos) };
+    pos = upload(w, b->pos, T * sizeof *b->pos);
+    for (int r = 0; r < m->cfg.nrope; r++)
+        w->t.rope[r] = (struct tw_rope){ .cos = m->cos[r], .sin = m->sin[r], .pos = pos,
+            .rot = tw_rope_width(&m->cfg), .interleaved = m->cfg.rope_interleaved };
     if (!w->p->decode) {
         size_t bytes = (size_t)w->p->rows.n * sizeof(float);
 
@@ -69,17 +72,16 @@ static void start(struct walk *w)
         w->gx = tw_stack_tensor(w->t.st, m->act, b->T, m->cfg.D);
 }
 
-/* Through the blocks of a layer. Without recording the residual stream is updated in place and the
- * memory of each block is used again by the next. */
+/* Through the two blocks of a layer. Without recording the residual stream is updated in place and
+ * the memory of each block is used again by the next. */
 static void layer_forward(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x,
         struct tw_var *out)
 {
-    const struct tw_block *const *block = t->m->cfg.family->block;
+    const struct tw_block *block[2] = { l->mixer->block, l->ffn->block };
 
-    for (int i = 0; i < TW_MAX_BLOCKS && block[i]; i++) {
-        bool last = i + 1 == TW_MAX_BLOCKS || !block[i + 1];
+    for (int i = 0; i < 2; i++) {
         size_t top = t->st->top;
-        struct tw_var *y = last || !t->record ? out : tw_var_new(t, x->v.rows, x->v.cols);
+        struct tw_var *y = i == 1 || !t->record ? out : tw_var_new(t, x->v.rows, x->v.cols);
 
         block[i]->forward(t, l, x, y);
         if (!t->record)

@@ -52,28 +52,28 @@ static void merge_rows(const struct merge *g, float *w, int64_t row, int64_t n, 
     }
 }
 
-static int put_weight(const struct tw_model *m, const struct tw_adapter *ad,
-        const struct tw_weight *w, struct tw_wout *o, struct tw_err *err)
+static int put_piece(const struct tw_model *m, const struct tw_adapter *ad,
+        const struct tw_piece *p, struct tw_wout *o, struct tw_err *err)
 {
-    int64_t rows = w->w.rows, cols = w->w.cols, step = CHUNK / cols / 64 * 64;
+    int64_t cols = tw_piece_cols(p), step = CHUNK / cols / 64 * 64;
     struct merge g;
     float *buf, *delta;
     int ret = 0;
 
     step = step < 64 ? 64 : step;
-    step = step < rows ? step : rows;
+    step = step < p->n ? step : p->n;
     buf = tw_xreallocarray(NULL, (size_t)(step * cols), sizeof *buf);
     delta = tw_xreallocarray(NULL, (size_t)cols, sizeof *delta);
-    merge_start(&g, m, ad, w);
-    for (int64_t r = 0; r < rows && !ret; r += step) {
-        int64_t n = r + step < rows ? step : rows - r;
+    merge_start(&g, m, ad, p->w);
+    for (int64_t r = 0; r < p->n && !ret; r += step) {
+        int64_t n = r + step < p->n ? step : p->n - r;
 
-        tw_weight_get(m, w, r, n, buf);
-        merge_rows(&g, buf, r, n, cols, delta);
+        tw_weight_get(m, p->w, p->row + r, n, buf);
+        merge_rows(&g, buf, p->row + r, n, cols, delta);
         for (int64_t i = 0; i < n * cols && !ret; i++)
             if (!isfinite(buf[i]))
                 ret = tw_fail(err, NULL, 0, "%s has a value that is not finite: the model is not "
-                        "written", w->name);
+                        "written", p->w->name);
         if (!ret)
             ret = tw_wout_put(o, buf, TW_F32, n * cols, err);
     }
@@ -83,7 +83,17 @@ static int put_weight(const struct tw_model *m, const struct tw_adapter *ad,
     return ret;
 }
 
-/* Weights [first, first + n) into one file. */
+static int put_stored(const struct tw_model *m, const struct tw_adapter *ad,
+        const struct tw_stored *s, struct tw_wout *o, struct tw_err *err)
+{
+    int ret = 0;
+
+    for (int64_t i = 0; i < s->npiece && !ret; i++)
+        ret = put_piece(m, ad, &s->piece[i], o, err);
+    return ret;
+}
+
+/* Tensors [first, first + n) into one file. */
 static int write_file(const struct tw_model *m, const struct tw_adapter *ad, enum tw_dtype dtype,
         int64_t first, int64_t n, const char *path, struct tw_err *err)
 {
@@ -93,16 +103,16 @@ static int write_file(const struct tw_model *m, const struct tw_adapter *ad, enu
     int ret = 0;
 
     for (i = 0; i < n; i++) {
-        const struct tw_weight *w = &m->w[first + i];
+        const struct tw_stored *s = &m->stored[first + i];
 
-        decl[i] = (struct tw_wdecl){ .name = w->name, .dtype = dtype, .ndim = 1 + w->matrix,
-            .dim = { w->matrix ? w->w.rows : w->w.cols, w->w.cols } };
+        decl[i] = (struct tw_wdecl){ .name = s->name, .dtype = dtype, .ndim = s->ndim,
+            .dim = { s->dim[0], s->dim[1], s->dim[2] } };
     }
     o = tw_wout_open(path, decl, n, err);
     if (!o)
         ret = -1;
     while (!ret && (i = tw_wout_next(o)) >= 0)
-        ret = put_weight(m, ad, &m->w[first + i], o, err);
+        ret = put_stored(m, ad, &m->stored[first + i], o, err);
     if (o && !ret)
         ret = tw_wout_commit(o, err);
     else if (o)
@@ -111,15 +121,18 @@ static int write_file(const struct tw_model *m, const struct tw_adapter *ad, enu
     return ret;
 }
 
-/* How many weights from FIRST on fit into one shard (at least one), and their bytes. */
+/* How many tensors from FIRST on fit into one shard (at least one), and their bytes. */
 static int64_t shard_len(const struct tw_model *m, enum tw_dtype dtype, int64_t first, size_t max,
         size_t *bytes)
 {
     int64_t n = 0;
 
     *bytes = 0;
-    for (int64_t i = first; i < m->nw; i++) {
-        size_t one = (size_t)(m->w[i].w.rows * m->w[i].w.cols) * tw_dtype_size(dtype);
+    for (int64_t i = first; i < m->nstored; i++) {
+        size_t one = tw_dtype_size(dtype);
+
+        for (int d = 0; d < m->stored[i].ndim; d++)
+            one *= (size_t)m->stored[i].dim[d];
 
         if (n && *bytes + one > max)
             break;
@@ -146,9 +159,9 @@ static int write_index(const struct tw_model *m, const int64_t *of, int nshard, 
     tw_jw_obj_end(&w);
     tw_jw_key(&w, "weight_map");
     tw_jw_obj(&w);
-    for (int64_t i = 0; i < m->nw; i++) {
+    for (int64_t i = 0; i < m->nstored; i++) {
         snprintf(name, sizeof name, "model-%05d-of-%05d.safetensors", (int)of[i] + 1, nshard);
-        tw_jw_key(&w, m->w[i].name);
+        tw_jw_key(&w, m->stored[i].name);
         tw_jw_cstr(&w, name);
     }
     tw_jw_obj_end(&w);
@@ -163,12 +176,12 @@ static int write_index(const struct tw_model *m, const int64_t *of, int nshard, 
 static int write_weights(const struct tw_model *m, const struct tw_adapter *ad,
         enum tw_dtype dtype, const char *dir, size_t max, struct tw_err *err)
 {
-    int64_t *of = tw_xcalloc((size_t)m->nw, sizeof *of), first = 0, n;
+    int64_t *of = tw_xcalloc((size_t)m->nstored, sizeof *of), first = 0, n;
     size_t bytes, total = 0;
     int nshard = 0, ret = 0;
     char name[64], *path;
 
-    for (; first < m->nw; first += n, nshard++) {
+    for (; first < m->nstored; first += n, nshard++) {
         n = shard_len(m, dtype, first, max, &bytes);
         total += bytes;
         for (int64_t i = 0; i < n; i++)

@@ -5,16 +5,11 @@
 
 void tw_state_layout(struct tw_model *m)
 {
-    const struct tw_family *f = m->cfg.family;
-    bool kv = false;
-
-    for (int i = 0; i < TW_MAX_BLOCKS && f->block[i]; i++)
-        kv |= f->block[i]->kv;
     m->kv_block = 0;
-    for (int64_t i = 0; kv && i < m->cfg.L; i++) {
+    for (int64_t i = 0; i < m->cfg.L; i++) {
         m->layer[i].kv_offset = m->kv_block;
-        m->kv_block += tw_dev_round(m->ops->kv_bytes(m->dev, m->cfg.nkv, m->cfg.hd,
-                m->act));
+        if (m->layer[i].mixer->block->kv)
+            m->kv_block += tw_dev_round(m->ops->kv_bytes(m->dev, m->cfg.nkv, m->cfg.hd, m->act));
     }
 }
 

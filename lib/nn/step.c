@@ -2,7 +2,6 @@
  * go to the device in one piece, the fused ops of each block follow, and drawn tokens come back */
 #include "nn/step.h"
 #include "nn/state.h"
-#include <math.h>
 #include <stdlib.h>
 
 struct tw_tensor tw_step_tensor(struct tw_stepper *s, int64_t cols)
@@ -20,11 +19,12 @@ struct tw_step_attn tw_step_attn(const struct tw_model *m, const struct tw_layer
 {
     const struct tw_config *c = &m->cfg;
 
-    return (struct tw_step_attn){ .nh = c->nh, .nkv = c->nkv, .hd = c->hd, .window = l->window,
-        .scale = (float)(1 / sqrt((double)c->hd)), .offset = l->kv_offset,
+    return (struct tw_step_attn){ .nh = c->nh, .nkv = c->nkv, .hd = c->hd, .window = l->conf->window,
+        .scale = (float)tw_attn_scale(c), .offset = l->kv_offset,
         .qnorm = l->w[TW_S_QNORM] ? l->w[TW_S_QNORM]->w.data : NULL,
         .knorm = l->w[TW_S_KNORM] ? l->w[TW_S_KNORM]->w.data : NULL, .eps = (float)c->eps,
-        .cos = m->cos, .sin = m->sin, .rot = tw_rope_width(c) };
+        .cos = m->cos[l->conf->rope], .sin = m->sin[l->conf->rope], .rot = tw_rope_width(c),
+        .interleaved = c->rope_interleaved };
 }
 
 bool tw_step_fits(const struct tw_model *m)
@@ -32,12 +32,15 @@ bool tw_step_fits(const struct tw_model *m)
     const struct tw_step_ops *ops = m->ops->step;
     const struct tw_config *c = &m->cfg;
     const int64_t k[] = { c->D, c->nh * c->hd, c->nkv * c->hd, c->I };
-    struct tw_step_attn a = { .nh = c->nh, .nkv = c->nkv, .hd = c->hd, .rot = tw_rope_width(c) };
+    struct tw_step_attn a = { .nh = c->nh, .nkv = c->nkv, .hd = c->hd, .rot = tw_rope_width(c),
+        .interleaved = c->rope_interleaved };
 
     if (!ops || m->act != TW_BF16 || m->opts.dtype != TW_BF16 || !m->kv_block)
         return false;
-    for (int i = 0; i < TW_MAX_BLOCKS && c->family->block[i]; i++)
-        if (!c->family->block[i]->step)
+    if (c->norm_off != 0 || c->post_norms || c->embed_scale != 0)   /* the fused ops know none */
+        return false;
+    for (int64_t i = 0; i < c->L; i++)
+        if (!m->layer[i].mixer->block->step || !m->layer[i].ffn->block->step)
             return false;
     return ops->fits(m->dev, &a, k, sizeof k / sizeof *k);
 }
@@ -87,20 +90,20 @@ static void adapters(struct tw_step *st, const struct tw_model *m, const struct 
 
 static void walk(struct tw_model *m, const struct tw_step *st, int64_t rows)
 {
-    const struct tw_block *const *block = m->cfg.family->block;
     const struct tw_weight *head = m->tied ? m->global[TW_S_EMBED] : m->global[TW_S_HEAD];
     struct tw_stepper s = { .m = m, .ops = m->ops->step, .lora = st->nslot > 0 };
 
     m->stack.top = 0;
     s.x = tw_stack_tensor(&m->stack, m->act, rows, m->cfg.D);
     s.ops->embed(m->dev, &s.x, &m->global[TW_S_EMBED]->w);
-    for (int64_t i = 0; i < m->cfg.L; i++)
-        for (int b = 0; b < TW_MAX_BLOCKS && block[b]; b++) {
-            size_t top = m->stack.top;
+    for (int64_t i = 0; i < m->cfg.L; i++) {
+        size_t top = m->stack.top;
 
-            block[b]->step(&s, &m->layer[i]);
-            m->stack.top = top;
-        }
+        m->layer[i].mixer->block->step(&s, &m->layer[i]);
+        m->stack.top = top;
+        m->layer[i].ffn->block->step(&s, &m->layer[i]);
+        m->stack.top = top;
+    }
     s.ops->choose(m->dev, &s.x, m->global[TW_S_NORM_F]->w.data, (float)m->cfg.eps, &head->w);
     s.ops->end(m->dev);
 }
@@ -127,7 +130,7 @@ int tw_step_run(struct tw_model *m, const struct tw_seq *seq, int64_t n, struct 
     }
     adapters(&st, m, seq, &a);
     if (!tw_model_rope(m, end, err) && !reserve(m, err)) {
-        const void *now[6] = { m, m->mem.p, m->cos, m->stack.base, m->global[TW_S_EMBED]->w.data,
+        const void *now[6] = { m, m->mem.p, m->cos[0], m->stack.base, m->global[TW_S_EMBED]->w.data,
             allowed };
 
         memcpy(key, now, sizeof key);

@@ -67,7 +67,7 @@ static void norm_back(struct tw_tape *t, struct tw_op *op)
     struct tw_tensor *dx = tw_var_grad(t, op->x, &add);
 
     t->ops->rmsnorm_bwd(t->dev, dx, add, op->w->dw.data, &op->y->g, &op->x->v, op->w->w.data,
-            op->n, op->save, 0);
+            op->n, op->save, (float)t->m->cfg.norm_off);
 }
 
 struct tw_var *tw_t_norm(struct tw_tape *t, struct tw_var *x, struct tw_weight *w, int64_t n)
@@ -77,7 +77,8 @@ struct tw_var *tw_t_norm(struct tw_tape *t, struct tw_var *x, struct tw_weight *
     float *rstd = tw_stack_take(t->st, (size_t)groups * sizeof *rstd);
     struct tw_op *op;
 
-    t->ops->rmsnorm(t->dev, &y->v, rstd, &x->v, w->w.data, n, (float)t->m->cfg.eps, 0);
+    t->ops->rmsnorm(t->dev, &y->v, rstd, &x->v, w->w.data, n, (float)t->m->cfg.eps,
+            (float)t->m->cfg.norm_off);
     op = note(t, norm_back, y, x);
     if (op) {
         op->w = w;
@@ -243,21 +244,45 @@ void tw_t_linears(struct tw_tape *t, struct tw_var *x, struct tw_weight *const *
     }
 }
 
-static void rope_back(struct tw_tape *t, struct tw_op *op)
+static void residual_op_back(struct tw_tape *t, struct tw_op *op)
 {
-    t->ops->rope(t->dev, &op->y->g, op->heads, op->n, &t->rope, -1);
+    op->x2->g = op->y->g;       /* read before anything is added to x's, which is the same */
+    op->x2->wrote = true;
+    residual_back(t, op->y, op->x);
 }
 
-void tw_t_rope(struct tw_tape *t, struct tw_var *x, int64_t heads)
+void tw_t_residual(struct tw_tape *t, struct tw_var *x, struct tw_var *y, struct tw_weight *w,
+        struct tw_var *out)
 {
+    struct tw_var *z = w ? tw_t_norm(t, y, w, w->w.cols) : y;
+    struct tw_op *op;
+
+    if (out->v.data != x->v.data)
+        t->ops->copy(t->dev, out->v.data, x->v.data,
+                (size_t)(x->v.rows * x->v.cols) * tw_dtype_size(x->v.dtype));
+    t->ops->add(t->dev, &out->v, &z->v);
+    op = note(t, residual_op_back, out, x);
+    if (op)
+        op->x2 = z;
+}
+
+static void rope_back(struct tw_tape *t, struct tw_op *op)
+{
+    t->ops->rope(t->dev, &op->y->g, op->heads, op->n, op->rope, -1);
+}
+
+void tw_t_rope(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x, int64_t heads)
+{
+    const struct tw_rope *r = &t->rope[l->conf->rope];
     int64_t hd = t->m->cfg.hd;
     struct tw_op *op;
 
-    t->ops->rope(t->dev, &x->v, heads, hd, &t->rope, 1);
+    t->ops->rope(t->dev, &x->v, heads, hd, r, 1);
     op = note(t, rope_back, x, x);
     if (op) {
         op->heads = heads;
         op->n = hd;
+        op->rope = r;
     }
 }
 
@@ -267,11 +292,13 @@ static void norm_rope_back(struct tw_tape *t, struct tw_op *op)
     struct tw_tensor *dx = tw_var_grad(t, op->x, &add);
 
     t->ops->norm_rope_bwd(t->dev, dx, add, op->w->dw.data, &op->y->g, &op->x->v, op->w->w.data, op->n,
-            op->save, 0, &t->rope);
+            op->save, (float)t->m->cfg.norm_off, op->rope);
 }
 
-struct tw_var *tw_t_norm_rope(struct tw_tape *t, struct tw_var *x, struct tw_weight *w, int64_t heads)
+struct tw_var *tw_t_norm_rope(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x,
+        struct tw_weight *w, int64_t heads)
 {
+    const struct tw_rope *r = &t->rope[l->conf->rope];
     int64_t hd = t->m->cfg.hd;
     struct tw_var *y;
     struct tw_op *op;
@@ -279,17 +306,19 @@ struct tw_var *tw_t_norm_rope(struct tw_tape *t, struct tw_var *x, struct tw_wei
 
     if (!w || !t->ops->norm_rope) {
         y = w ? tw_t_norm(t, x, w, hd) : x;
-        tw_t_rope(t, y, heads);
+        tw_t_rope(t, l, y, heads);
         return y;
     }
     y = tw_var_new(t, x->v.rows, x->v.cols);
     rstd = tw_stack_take(t->st, (size_t)(x->v.rows * heads) * sizeof *rstd);
-    t->ops->norm_rope(t->dev, &y->v, rstd, &x->v, w->w.data, hd, (float)t->m->cfg.eps, 0, &t->rope);
+    t->ops->norm_rope(t->dev, &y->v, rstd, &x->v, w->w.data, hd, (float)t->m->cfg.eps,
+            (float)t->m->cfg.norm_off, r);
     op = note(t, norm_rope_back, y, x);
     if (op) {
         op->w = w;
         op->save = rstd;
         op->n = hd;
+        op->rope = r;
     }
     return y;
 }
@@ -310,8 +339,8 @@ struct tw_var *tw_t_attn(struct tw_tape *t, const struct tw_layer *l, struct tw_
 {
     const struct tw_config *c = &t->m->cfg;
     struct tw_var *y = tw_var_new(t, q->v.rows, q->v.cols);
-    struct tw_attn a = { .nh = c->nh, .nkv = c->nkv, .hd = c->hd, .window = l->window,
-        .scale = (float)(1 / sqrt((double)c->hd)), .seq = t->b->attn, .nseq = t->b->nseq };
+    struct tw_attn a = { .nh = c->nh, .nkv = c->nkv, .hd = c->hd, .window = l->conf->window,
+        .scale = (float)tw_attn_scale(c), .seq = t->b->attn, .nseq = t->b->nseq };
     float *lse = NULL;
     struct tw_op *op;
 

@@ -28,6 +28,7 @@ struct tw_op {
     float *save;                /* rstd or lse */
     int64_t n, heads;
     struct tw_attn attn;
+    const struct tw_rope *rope;
     struct tw_group *group;
     struct tw_op *prev;
 };
@@ -39,7 +40,7 @@ struct tw_tape {
     struct tw_stack *st;
     struct tw_arena *host;      /* vars and notes live until the pass ends */
     const struct tw_batch *b;
-    struct tw_rope rope;
+    struct tw_rope rope[TW_MAX_ROPES];
     const uint64_t *drop;       /* (dev) */
     struct tw_op *last;         /* newest note of the open segment */
     bool record;
@@ -51,7 +52,7 @@ struct tw_var *tw_var_new(struct tw_tape *t, int64_t rows, int64_t cols);
 struct tw_tensor *tw_var_grad(struct tw_tape *t, struct tw_var *v, bool *add);
 
 struct tw_var *tw_t_embed(struct tw_tape *t, struct tw_weight *w, const int32_t *id);
-/* Groups of N; the family's norm offset is 0. */
+/* Groups of N. */
 struct tw_var *tw_t_norm(struct tw_tape *t, struct tw_var *x, struct tw_weight *w, int64_t n);
 /* x W^T + bias + LoRA (+ res), into OUT when not NULL. OUT may be RES when nothing is recorded. */
 struct tw_var *tw_t_linear(struct tw_tape *t, struct tw_var *x, struct tw_weight *w,
@@ -59,9 +60,13 @@ struct tw_var *tw_t_linear(struct tw_tape *t, struct tw_var *x, struct tw_weight
 /* y[i] = x W[i]^T + bias + LoRA for N <= TW_GROUP products of one input. */
 void tw_t_linears(struct tw_tape *t, struct tw_var *x, struct tw_weight *const *w, int n,
         struct tw_var **y);
-/* Heads of x normalised by w (NULL: not), then rotated. */
-struct tw_var *tw_t_norm_rope(struct tw_tape *t, struct tw_var *x, struct tw_weight *w, int64_t heads);
-void tw_t_rope(struct tw_tape *t, struct tw_var *x, int64_t heads); /* in place */
+/* What a block adds to its input: x + y, into OUT; with W (a norm of what it gives): x + norm(y). */
+void tw_t_residual(struct tw_tape *t, struct tw_var *x, struct tw_var *y, struct tw_weight *w,
+        struct tw_var *out);
+/* Heads of x normalised by w (NULL: not), then rotated by the layer's rope. */
+struct tw_var *tw_t_norm_rope(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x,
+        struct tw_weight *w, int64_t heads);
+void tw_t_rope(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x, int64_t heads); /* in place */
 struct tw_var *tw_t_attn(struct tw_tape *t, const struct tw_layer *l, struct tw_var *q,
         struct tw_var *k, struct tw_var *v);
 struct tw_var *tw_t_glu(struct tw_tape *t, struct tw_var *gate, struct tw_var *up);

@@ -19,6 +19,15 @@ struct tw_mat {
     void *data;
     enum tw_dtype dtype;        /* TW_F32 or TW_BF16 */
     int64_t rows, cols;
+    int64_t n;                  /* of N matrices one behind the other (experts): each mat_elems() stored
+                                 * elements long; 0 and 1: one. Only the grouped ops look at it */
 };
+
+static inline int64_t tw_mat_count(const struct tw_mat *m) { return m->n > 1 ? m->n : 1; }
+/* Elements, padding not counted. */
+static inline int64_t tw_mat_size(const struct tw_mat *m)
+{
+    return tw_mat_count(m) * m->rows * m->cols;
+}
 
 #endif

@@ -18,7 +18,7 @@ int LLVMFuzzerTestOneInput(const unsigned char *p, size_t n)
     if (half < 1 || c.hd < 2 * half || c.nh % c.nkv || c.L < 1)
         abort();
     t = malloc((size_t)half * 4 * sizeof *t);
-    tw_rope_table(&c, 1000, 2, t, t + 2 * half);
+    tw_rope_table(&c, 0, 1000, 2, t, t + 2 * half);
     free(t);
     tw_config_free(&c);
     return 0;

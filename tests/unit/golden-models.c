@@ -246,7 +246,7 @@ static void check_greedy(struct golden *g, struct tw_model *m)
 /* Row-major gradient of P on the host; P of an adapter is row-major on the device. */
 static float *fetch_grad(struct golden *g, const struct tw_param *p, bool adapter)
 {
-    float *v = tw_xcalloc((size_t)(p->w.rows * p->w.cols), sizeof *v);
+    float *v = tw_xcalloc((size_t)tw_mat_size(&p->w), sizeof *v);
     struct tw_mat gm = p->w;
 
     gm.data = p->g;
@@ -266,7 +266,7 @@ static void check_grads(struct golden *g, const struct tw_params *ps, const char
     tw_params_join(g->dev, ps);
     for (int64_t i = 0; i < ps->n; i++) {
         char *name = tw_xasprintf("%s%s", prefix, ps->p[i].name);
-        int64_t n = ps->p[i].w.rows * ps->p[i].w.cols, want_n;
+        int64_t n = tw_mat_size(&ps->p[i].w), want_n;
         const float *want = tensor(g, name, &want_n);
         float *got = fetch_grad(g, &ps->p[i], adapter);
         double e = want && want_n == n ? rel(got, want, n) : INFINITY;

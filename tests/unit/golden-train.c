@@ -109,7 +109,7 @@ static void check_grads(struct golden *g)
     for (int64_t i = 0; i < ps->n; i++) {
         const struct tw_param *p = &ps->p[i];
         const struct tw_json *want = tw_json_get(grads, p->name), *at, *val;
-        int64_t n = p->w.rows * p->w.cols;
+        int64_t n = tw_mat_size(&p->w);
         float *got = tw_xcalloc((size_t)n, sizeof *got);
         struct tw_mat gm = p->w;
         double sq = 0, max = tw_json_get(want, "max")->d, e;

@@ -83,7 +83,7 @@ static void same_rope(const char *a, const char *b, bool same)
     }
     for (int i = 0; i < 2; i++) {
         CHECK_INT(tw_rope_width(&c[i]), 8);
-        tw_rope_table(&c[i], 100, 100, t[i][0], t[i][1]);
+        tw_rope_table(&c[i], 0, 100, 100, t[i][0], t[i][1]);
         tw_config_free(&c[i]);
     }
     CHECK(!memcmp(t[0], t[1], sizeof t[0]) == same);
@@ -117,14 +117,14 @@ static void windows(void)
 
     CHECK(read_config(&c, "{\"model_type\":\"qwen2\"," BASE ",\"use_sliding_window\":true,"
             "\"sliding_window\":8,\"max_window_layers\":1}", &err) == 0);
-    CHECK(c.layer_window[0] == 0 && c.layer_window[1] == 8);
+    CHECK(c.layer[0].window == 0 && c.layer[1].window == 8);
     tw_config_free(&c);
     CHECK(read_config(&c, "{\"model_type\":\"qwen2\"," BASE ",\"sliding_window\":8,"
             "\"layer_types\":[\"sliding_attention\",\"full_attention\"]}", &err) == 0);
-    CHECK(c.layer_window[0] == 8 && c.layer_window[1] == 0);
+    CHECK(c.layer[0].window == 8 && c.layer[1].window == 0);
     tw_config_free(&c);
     CHECK(read_config(&c, "{\"model_type\":\"qwen2\"," BASE ",\"sliding_window\":null}", &err) == 0);
-    CHECK(c.layer_window[0] == 0 && c.hd == 8 && c.nkv == 2);
+    CHECK(c.layer[0].window == 0 && c.hd == 8 && c.nkv == 2);
     tw_config_free(&c);
 }
 
@@ -420,9 +420,9 @@ static void random_weights(void)
 
         if (w->w.rows > 64)
             continue;
-        tw_weight_get(m, w, 0, w->w.rows, a);
-        tw_weight_get(k, &k->w[i], 0, w->w.rows, b);
-        CHECK(!memcmp(a, b, (size_t)(w->w.rows * w->w.cols) * sizeof *a));
+        tw_weight_get(m, w, 0, w->matrix ? w->w.rows : w->w.cols, a);
+        tw_weight_get(k, &k->w[i], 0, w->matrix ? w->w.rows : w->w.cols, b);
+        CHECK(!memcmp(a, b, (size_t)tw_mat_size(&w->w) * sizeof *a));
         CHECK(w->matrix || a[0] == (w->is_bias ? 0 : 1));
         for (int64_t j = 0; w->matrix && w->w.rows == 64 && j < 64 * 32; j++) {
             sum += (double)a[j];

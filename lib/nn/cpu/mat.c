@@ -189,7 +189,7 @@ void tw_cpu_mat_cast(struct tw_dev *d, struct tw_mat *bf16, const struct tw_mat 
 {
     struct cast_job j = { (struct tw_cpu *)d, bf16, f32 };
 
-    tw_cpu_run((struct tw_cpu *)d, (f32->rows + 15) / 16, cast_panel, &j);
+    tw_cpu_run((struct tw_cpu *)d, tw_mat_count(f32) * ((f32->rows + 15) / 16), cast_panel, &j);
 }
 
 struct trans_job {

@@ -1,26 +1,6 @@
 /* llama.c - Llama 2 and 3, SmolLM2, TinyLlama, R1-Distill-Llama and their kin */
 #include "nn/family.h"
 
-static const struct tw_tdef layer[] = {
-    { .name = "input_layernorm", .slot = TW_S_NORM1, .rows = TW_D1, .cols = TW_DD },
-    { .name = "self_attn.q_proj", .slot = TW_S_Q, .rows = TW_DQ, .cols = TW_DD,
-      .bias = TW_BIAS_ATTN, .axis = TW_AX_COL, .lora = true },
-    { .name = "self_attn.k_proj", .slot = TW_S_K, .rows = TW_DKV, .cols = TW_DD,
-      .bias = TW_BIAS_ATTN, .axis = TW_AX_COL, .lora = true },
-    { .name = "self_attn.v_proj", .slot = TW_S_V, .rows = TW_DKV, .cols = TW_DD,
-      .bias = TW_BIAS_ATTN, .axis = TW_AX_COL, .lora = true },
-    { .name = "self_attn.o_proj", .slot = TW_S_O, .rows = TW_DD, .cols = TW_DQ,
-      .bias = TW_BIAS_ATTN, .axis = TW_AX_ROW, .lora = true },
-    { .name = "post_attention_layernorm", .slot = TW_S_NORM2, .rows = TW_D1, .cols = TW_DD },
-    { .name = "mlp.gate_proj", .slot = TW_S_GATE, .rows = TW_DI, .cols = TW_DD,
-      .bias = TW_BIAS_MLP, .axis = TW_AX_COL, .lora = true },
-    { .name = "mlp.up_proj", .slot = TW_S_UP, .rows = TW_DI, .cols = TW_DD,
-      .bias = TW_BIAS_MLP, .axis = TW_AX_COL, .lora = true },
-    { .name = "mlp.down_proj", .slot = TW_S_DOWN, .rows = TW_DD, .cols = TW_DI,
-      .bias = TW_BIAS_MLP, .axis = TW_AX_ROW, .lora = true },
-    { 0 },
-};
-
 static const char *const claims[] = { "attention_bias", "mlp_bias", NULL };
 
 const struct tw_family tw_family_llama = {
@@ -28,9 +8,10 @@ const struct tw_family tw_family_llama = {
     .model_type = { "llama" },
     .claims = claims,
     .defaults = { .V = 32000, .D = 4096, .I = 11008, .L = 32, .nh = 32, .max_positions = 2048,
-        .eps = 1e-6, .init_range = 0.02, .rope = { .theta = 10000 } },
+        .eps = 1e-6, .init_range = 0.02, .rope = { { .theta = 10000 } } },
+    .config = tw_config_attn_bias,
     .global = tw_global_decoder,
-    .layer = layer,
-    .block = { &tw_block_gqa, &tw_block_swiglu },
+    .mixer = { { tw_attn_llama, &tw_block_gqa } },
+    .ffn = { { tw_ffn_llama, &tw_block_swiglu } },
     .lora_default = "q_proj+v_proj",
 };

@@ -1,28 +1,6 @@
 /* qwen3.c - Qwen3 dense: every head of q and k is normalised before it is rotated */
 #include "nn/family.h"
 
-static const struct tw_tdef layer[] = {
-    { .name = "input_layernorm", .slot = TW_S_NORM1, .rows = TW_D1, .cols = TW_DD },
-    { .name = "self_attn.q_proj", .slot = TW_S_Q, .rows = TW_DQ, .cols = TW_DD,
-      .bias = TW_BIAS_ATTN, .axis = TW_AX_COL, .lora = true },
-    { .name = "self_attn.k_proj", .slot = TW_S_K, .rows = TW_DKV, .cols = TW_DD,
-      .bias = TW_BIAS_ATTN, .axis = TW_AX_COL, .lora = true },
-    { .name = "self_attn.v_proj", .slot = TW_S_V, .rows = TW_DKV, .cols = TW_DD,
-      .bias = TW_BIAS_ATTN, .axis = TW_AX_COL, .lora = true },
-    { .name = "self_attn.o_proj", .slot = TW_S_O, .rows = TW_DD, .cols = TW_DQ,
-      .bias = TW_BIAS_ATTN, .axis = TW_AX_ROW, .lora = true },
-    { .name = "self_attn.q_norm", .slot = TW_S_QNORM, .rows = TW_D1, .cols = TW_DHD },
-    { .name = "self_attn.k_norm", .slot = TW_S_KNORM, .rows = TW_D1, .cols = TW_DHD },
-    { .name = "post_attention_layernorm", .slot = TW_S_NORM2, .rows = TW_D1, .cols = TW_DD },
-    { .name = "mlp.gate_proj", .slot = TW_S_GATE, .rows = TW_DI, .cols = TW_DD,
-      .axis = TW_AX_COL, .lora = true },
-    { .name = "mlp.up_proj", .slot = TW_S_UP, .rows = TW_DI, .cols = TW_DD,
-      .axis = TW_AX_COL, .lora = true },
-    { .name = "mlp.down_proj", .slot = TW_S_DOWN, .rows = TW_DD, .cols = TW_DI,
-      .axis = TW_AX_ROW, .lora = true },
-    { 0 },
-};
-
 static const char *const claims[] = { "attention_bias", "use_sliding_window", "sliding_window",
     "max_window_layers", "layer_types", NULL };
 
@@ -32,9 +10,11 @@ const struct tw_family tw_family_qwen3 = {
     .claims = claims,
     .defaults = { .V = 151936, .D = 4096, .I = 22016, .L = 32, .nh = 32, .nkv = 32, .hd = 128,
         .max_positions = 32768, .eps = 1e-6, .init_range = 0.02, .window = 4096,
-        .max_window_layers = 28, .rope = { .theta = 10000 } },
+        .max_window_layers = 28, .qk_norm = true,
+        .rope = { { .theta = 10000 } } },
+    .config = tw_config_attn_bias,
     .global = tw_global_decoder,
-    .layer = layer,
-    .block = { &tw_block_gqa, &tw_block_swiglu },
+    .mixer = { { tw_attn_llama, &tw_block_gqa } },
+    .ffn = { { tw_ffn_llama, &tw_block_swiglu } },
     .lora_default = "q_proj+v_proj",
 };
