@@ -111,6 +111,8 @@ $B/%.o: %.c $B/flags | $B/deps
 # these files takes minutes, with the address sanitizer alone seconds.
 KERNELS := $(wildcard lib/nn/cpu/isa_*.c)
 $(foreach f,$(KERNELS),$(eval FLAGS_$f += $(if $(findstring sanitize,$(OPT)),-fno-sanitize=undefined)))
+# It goes through all characters whenever a tokenizer is opened, which fuzzers do all the time.
+FLAGS_lib/data/tok_uni.c = $(if $(findstring fuzzer,$(OPT)),-O2 -fno-sanitize=all)
 $B/kernels/%.o: kernels/%.cu $(wildcard kernels/*.h kernels/*.cuh lib/nn/*.h lib/base/err.h)
 	@mkdir -p $(@D)
 	$(call say,NVCC)$(NVCC) $(NVCCFLAGS) -c -o $@ $<
@@ -176,7 +178,8 @@ asan:
 
 FUZZ_SAN = -O1 -g -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
 fuzz:
-	@$(MAKE) --no-print-directory B=build-fuzz CC=clang OPT='$(FUZZ_SAN)' CUDA=0 SKIP='lib/nn/cpu/%' fuzz-run
+	@$(MAKE) --no-print-directory B=build-fuzz CC=clang OPT='$(FUZZ_SAN)' CUDA=0 SKIP='lib/nn/cpu/%' \
+	    CPPFLAGS=-DTOK_CACHE_BITS=8 fuzz-run
 fuzz-run: $(FUZZ)
 	@for f in $(call pick,$(FUZZ)); do n=$${f##*/}; mkdir -p $B/corpus/$$n $B/crash; \
 	    echo "fuzz $$n for $(FUZZ_S) s"; \

@@ -5,9 +5,12 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#define SLOTS ((uint32_t)1 << 19)
+#ifndef TOK_CACHE_BITS
+#define TOK_CACHE_BITS 19               /* fuzzers, who open tokenizers all the time, set fewer */
+#endif
+#define SLOTS ((uint32_t)1 << TOK_CACHE_BITS)
 #define MOST (SLOTS / 2)                /* entries */
-#define UNITS ((uint64_t)1 << 22)       /* of 8 bytes; pages are only touched when used */
+#define UNITS ((uint64_t)8 * SLOTS)     /* of 8 bytes; pages are only touched when used */
 #define PROBES 32
 
 struct entry {
