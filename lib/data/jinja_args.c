@@ -34,6 +34,8 @@ int64_t tw_jarg_int(struct tw_jrt *rt, struct tw_jargs *a, int64_t i, const char
         return def;
     if (v->t == TW_V_BOOL)
         return v->u.b;
+    if (v->t == TW_V_BIG)
+        tw_jfail(rt, "the int for '%s' is out of range", name ? name : "the argument");
     if (v->t != TW_V_INT)
         tw_jfail(rt, "expected an int for '%s', not %s", name ? name : "the argument",
                 tw_jtype_name(v));

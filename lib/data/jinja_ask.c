@@ -2,10 +2,13 @@
  * answers are Python's. */
 #include "jinja_priv.h"
 
+#include <math.h>
+
 const char *tw_jtype_name(const struct tw_jval *v)
 {
     static const char *const names[] = { "Undefined", "NoneType", "bool", "int", "float", "int",
-        "str", "list", "dict", "Namespace", "Macro", "function", "method", "LoopContext" };
+        "str", "list", "dict", "Namespace", "Macro", "function", "method", "LoopContext",
+        "Cycler", "Joiner" };
     static const char *const lists[] = { "list", "tuple", "range", "generator", "dict_items" };
 
     return v->t == TW_V_LIST ? lists[v->u.l->kind] : names[v->t];
@@ -57,6 +60,32 @@ static bool dict_equal(struct tw_jrt *rt, const struct tw_jdict *a, const struct
     return true;
 }
 
+/* Exact, also between an int and a float. A NaN is larger than any number. */
+static int compare_numbers(struct tw_jrt *rt, const struct tw_jval *a, const struct tw_jval *b)
+{
+    double x, y;
+    struct tw_jval whole;
+    int c;
+
+    if (a->t == TW_V_INT && b->t == TW_V_INT)
+        return a->u.i < b->u.i ? -1 : a->u.i > b->u.i;
+    if (tw_jis_int(a) && tw_jis_int(b))
+        return tw_jbig_compare(a, b);
+    if (tw_jis_int(a))
+        return -compare_numbers(rt, b, a);
+    x = a->u.d;
+    if (tw_jis_int(b) && fabs(x) >= 0x1p53 && isfinite(x)) {
+        whole = tw_jbig_trunc(rt, x);
+        return compare_numbers(rt, &whole, b);
+    }
+    if (b->t == TW_V_INT && (b->u.i > (int64_t)1 << 53 || b->u.i < -((int64_t)1 << 53))) {
+        c = b->u.i < 0 ? 1 : -1;            /* a is nearer to zero, or not finite */
+        return isfinite(x) ? c : x < 0 ? -1 : 1;
+    }
+    y = tw_jnum(b);
+    return x < y ? -1 : !(x <= y);
+}
+
 bool tw_jequal(struct tw_jrt *rt, const struct tw_jval *a, const struct tw_jval *b)
 {
     bool yes;
@@ -65,9 +94,7 @@ bool tw_jequal(struct tw_jrt *rt, const struct tw_jval *a, const struct tw_jval 
     if (rt->json_style && (a->t == TW_V_BOOL) != (b->t == TW_V_BOOL))
         return false;
     if (tw_jis_num(a) && tw_jis_num(b))
-        return a->t != TW_V_FLOAT && b->t != TW_V_FLOAT ?
-                (a->t == TW_V_BOOL ? a->u.b : a->u.i) == (b->t == TW_V_BOOL ? b->u.b : b->u.i) :
-                tw_jnum(a) == tw_jnum(b);
+        return compare_numbers(rt, a, b) == 0;
     if (a->t != b->t)
         return false;
     switch (a->t) {
@@ -75,7 +102,6 @@ bool tw_jequal(struct tw_jrt *rt, const struct tw_jval *a, const struct tw_jval 
     case TW_V_NONE:
         return true;
     case TW_V_STR:
-    case TW_V_BIG:
         tw_jstep(rt, (int64_t)(a->u.s->n >> 6));
         return a->u.s->n == b->u.s->n && !memcmp(a->u.s->p, b->u.s->p, a->u.s->n);
     case TW_V_FUNC:
@@ -95,13 +121,8 @@ bool tw_jequal(struct tw_jrt *rt, const struct tw_jval *a, const struct tw_jval 
 int tw_jcompare(struct tw_jrt *rt, const struct tw_jval *a, const struct tw_jval *b)
 {
     tw_jstep(rt, 1);
-    if (tw_jis_num(a) && tw_jis_num(b)) {
-        double x = tw_jnum(a), y = tw_jnum(b);
-
-        if (a->t == TW_V_INT && b->t == TW_V_INT)
-            return a->u.i < b->u.i ? -1 : a->u.i > b->u.i;
-        return x < y ? -1 : x > y;
-    }
+    if (tw_jis_num(a) && tw_jis_num(b))
+        return compare_numbers(rt, a, b);
     if (a->t == TW_V_STR && b->t == TW_V_STR) {
         size_t n = a->u.s->n < b->u.s->n ? a->u.s->n : b->u.s->n;
         int c = n ? memcmp(a->u.s->p, b->u.s->p, n) : 0;
@@ -120,6 +141,15 @@ int tw_jcompare(struct tw_jrt *rt, const struct tw_jval *a, const struct tw_jval
     tw_jfail(rt, "'%s' and '%s' cannot be ordered", tw_jtype_name(a), tw_jtype_name(b));
 }
 
+void tw_jconsume(struct tw_jrt *rt, struct tw_jlist *l, int64_t n)
+{
+    if (l->kind != TW_L_GEN || rt->json_style)
+        return;
+    l->v = l->n ? l->v + n : l->v;
+    l->n -= n;
+    l->cap = l->n;
+}
+
 bool tw_jcontains(struct tw_jrt *rt, const struct tw_jval *in, const struct tw_jval *x)
 {
     switch (in->t) {
@@ -134,8 +164,11 @@ bool tw_jcontains(struct tw_jrt *rt, const struct tw_jval *in, const struct tw_j
         return tw_jdict_get(rt, in->u.m, x) != NULL;
     case TW_V_LIST:
         for (int64_t i = 0; i < in->u.l->n; i++)
-            if (tw_jequal(rt, &in->u.l->v[i], x))
+            if (tw_jequal(rt, &in->u.l->v[i], x)) {
+                tw_jconsume(rt, in->u.l, i + 1);
                 return true;
+            }
+        tw_jconsume(rt, in->u.l, in->u.l->n);
         return false;
     default:
         tw_jfail(rt, "argument of type '%s' is not iterable", tw_jtype_name(in));
@@ -169,7 +202,13 @@ struct tw_jlist *tw_jiter(struct tw_jrt *rt, const struct tw_jval *v)
 
     switch (v->t) {
     case TW_V_LIST:
-        return v->u.l;
+        if (v->u.l->kind != TW_L_GEN || rt->json_style)
+            return v->u.l;
+        l = tw_jlist_new(rt, 0, TW_L_LIST);
+        l.u.l->v = v->u.l->v;
+        l.u.l->n = l.u.l->cap = v->u.l->n;
+        v->u.l->n = v->u.l->cap = 0;
+        return l.u.l;
     case TW_V_UNDEF:
         return tw_jlist_new(rt, 0, TW_L_LIST).u.l;
     case TW_V_DICT:
@@ -184,7 +223,7 @@ struct tw_jlist *tw_jiter(struct tw_jrt *rt, const struct tw_jval *v)
 
             while (i + n < v->u.s->n && ((unsigned char)v->u.s->p[i + n] & 0xc0) == 0x80)
                 n++;
-            tw_jlist_add(rt, l.u.l, tw_jsub(rt, v->u.s, i, i + n));
+            tw_jlist_add(rt, l.u.l, tw_jsub(rt, tw_jmark(rt, v, false).u.s, i, i + n));
             i += n;
         }
         return l.u.l;

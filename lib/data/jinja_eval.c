@@ -56,6 +56,55 @@ static struct tw_jval bind_method(struct tw_jrt *rt, const struct tw_jval *v, ui
     return (struct tw_jval){ .t = TW_V_METHOD, .fn = fn, .u.self = self };
 }
 
+static struct tw_jval macro_attr(struct tw_jrt *rt, const struct tw_jnode *n, struct tw_str name)
+{
+    struct tw_jval names;
+
+    if (tw_str_is(name, "name"))
+        return n->kind == N_MACRO ? tw_jtext(rt, n->name.p, n->name.n, 0) : tw_jnone();
+    if (tw_str_is(name, "catch_kwargs") || tw_str_is(name, "catch_varargs") || tw_str_is(name, "caller"))
+        return tw_jbool(name.p[0] == 'c' && name.p[1] == 'a' && name.n == 6 ? n->caller :
+                name.p[6] == 'k' ? n->kwargs : n->varargs);
+    if (!tw_str_is(name, "arguments"))
+        return tw_jundef(rt, name);
+    names = tw_jlist_new(rt, 0, TW_L_TUPLE);
+    for (const struct tw_jnode *k = n->kid; k; k = k->next)
+        tw_jlist_add(rt, names.u.l, tw_jtext(rt, k->name.p, k->name.n, 0));
+    return names;
+}
+
+/* Of what has no keys: the few attributes that Python's objects have. */
+static struct tw_jval plain_attr(struct tw_jrt *rt, const struct tw_jval *v, struct tw_str name)
+{
+    const struct tw_jlist *l = v->t == TW_V_LIST ? v->u.l : NULL;
+
+    if (l && l->group && (tw_str_is(name, "grouper") || tw_str_is(name, "list")))
+        return l->v[tw_str_is(name, "list")];
+    if (l && l->kind == TW_L_RANGE && (tw_str_is(name, "start") || tw_str_is(name, "stop")
+            || tw_str_is(name, "step")))
+        return tw_jint(name.n == 5 ? l->of.range.start : name.p[2] == 'o' ? l->of.range.stop :
+                l->of.range.step);
+    if (v->t == TW_V_MACRO)
+        return macro_attr(rt, v->u.macro->node, name);
+    if (v->t == TW_V_CYCLER && tw_str_is(name, "current"))
+        return v->u.cycle->items->v[v->u.cycle->pos];
+    if (v->t == TW_V_CYCLER && tw_str_is(name, "items"))
+        return (struct tw_jval){ .t = TW_V_LIST, .u.l = v->u.cycle->items };
+    if (v->t == TW_V_CYCLER && tw_str_is(name, "pos"))
+        return tw_jint(v->u.cycle->pos);
+    if (v->t == TW_V_JOINER && tw_str_is(name, "sep"))
+        return v->u.cycle->items->v[0];
+    if (tw_jis_int(v) && (tw_str_is(name, "real") || tw_str_is(name, "numerator")))
+        return v->t == TW_V_BOOL ? tw_jint(v->u.b) : *v;
+    if (tw_jis_num(v) && tw_str_is(name, "real"))
+        return *v;
+    if (tw_jis_num(v) && tw_str_is(name, "imag"))
+        return v->t == TW_V_FLOAT ? tw_jfloat(0) : tw_jint(0);
+    if (tw_jis_int(v) && tw_str_is(name, "denominator"))
+        return tw_jint(1);
+    return tw_jundef(rt, name);
+}
+
 struct tw_jval tw_jattr(struct tw_jrt *rt, const struct tw_jval *v, struct tw_str name)
 {
     const struct tw_jval *x = NULL;
@@ -72,6 +121,8 @@ struct tw_jval tw_jattr(struct tw_jrt *rt, const struct tw_jval *v, struct tw_st
         return bind_method(rt, v, fn);
     if (v->t == TW_V_LOOP)
         return loop_attr(rt, v->u.loop, name);
+    if (v->t != TW_V_DICT)
+        return plain_attr(rt, v, name);
     if (v->t == TW_V_DICT)
         x = tw_jdict_gets(rt, v->u.m, name);
     return x ? *x : tw_jundef(rt, name);
@@ -97,7 +148,7 @@ struct tw_jval tw_jitem(struct tw_jrt *rt, const struct tw_jval *v, const struct
             return tw_jundef(rt, TW_STR_LIT("element"));
         return v->t == TW_V_LIST ? v->u.l->v[i] : tw_jchar_sub(rt, v->u.s, i, i + 1);
     }
-    if (key->t == TW_V_STR && v->t != TW_V_NS)
+    if (key->t == TW_V_STR)
         return v->t == TW_V_DICT ?
                 ((n = tw_jmethod_find(v, (struct tw_str){ key->u.s->p, key->u.s->n })) ?
                 bind_method(rt, v, (uint16_t)n) :
@@ -114,12 +165,23 @@ static int64_t slice_bound(struct tw_jrt *rt, const struct tw_jnode *n, int64_t 
 
     if (v.t == TW_V_NONE)
         return def;
-    if (v.t != TW_V_INT && v.t != TW_V_BOOL)
+    if (!tw_jis_int(&v))
         tw_jfail(rt, "slice indices must be integers or None");
+    if (v.t == TW_V_BIG)
+        return *v.u.s->p == '-' ? lo : hi;
     i = v.t == TW_V_INT ? v.u.i : v.u.b;
     if (i < 0)
         i = i < -len ? lo : i + len;
     return i < lo ? lo : i > hi ? hi : i;
+}
+
+static bool slice_range(const struct tw_jlist *l, struct tw_jlist *r, int64_t a, int64_t b, int64_t by)
+{
+    int64_t start = l->of.range.start, step = l->of.range.step, x, y;
+
+    return !__builtin_mul_overflow(step, by, &r->of.range.step) && !__builtin_mul_overflow(step, a, &x)
+            && !__builtin_mul_overflow(step, b, &y) && !__builtin_add_overflow(start, x, &r->of.range.start)
+            && !__builtin_add_overflow(start, y, &r->of.range.stop);
 }
 
 static struct tw_jval eval_slice(struct tw_jrt *rt, const struct tw_jnode *n)
@@ -146,8 +208,10 @@ static struct tw_jval eval_slice(struct tw_jrt *rt, const struct tw_jnode *n)
     if (v.t == TW_V_STR && by == 1)
         return tw_jchar_sub(rt, v.u.s, a, b);
     if (v.t == TW_V_LIST) {
-        r = tw_jlist_new(rt, 0, v.u.l->kind == TW_L_TUPLE ? TW_L_TUPLE : TW_L_LIST);
+        r = tw_jlist_new(rt, 0, v.u.l->kind <= TW_L_RANGE ? v.u.l->kind : TW_L_LIST);
         r.u.l->origin = v.u.l->origin;
+        if (v.u.l->kind == TW_L_RANGE && !slice_range(v.u.l, r.u.l, a, b, by))
+            tw_jfail(rt, "a slice of a range with numbers over 64 bits");
         for (int64_t i = a; by > 0 ? i < b : i > b; i += by) {
             tw_jlist_add(rt, r.u.l, v.u.l->v[i]);
             if (by > INT64_MAX - len || by < -(INT64_MAX - len))
@@ -204,13 +268,13 @@ static struct tw_jval eval_add(struct tw_jrt *rt, const struct tw_jnode *n)
     for (; x->kind == E_BIN && x->op == OP_ADD && count < CHAIN; x = x->a)
         count++;
     v[0] = tw_jeval(rt, x);
-    texts = v[0].t == TW_V_STR;
+    texts = v[0].t == TW_V_STR && !v[0].u.s->safe;
     for (int i = 1; i < count; i++) {
         x = n;
         for (int skip = count - 1 - i; skip > 0; skip--)
             x = x->a;
         v[i] = tw_jeval(rt, x->b);
-        texts += v[i].t == TW_V_STR;
+        texts += v[i].t == TW_V_STR && !v[i].u.s->safe;
     }
     if (texts < count) {
         for (int i = 1; i < count; i++)
@@ -293,6 +357,8 @@ struct tw_jval tw_jcall(struct tw_jrt *rt, const struct tw_jval *f, struct tw_ja
         if (args->n != 1 || args->nkw)
             tw_jfail(rt, "loop() takes one argument");
         return tw_jloop_again(rt, f->u.loop, &args->v[0]);
+    case TW_V_JOINER:
+        return f->u.cycle->pos++ ? f->u.cycle->items->v[0] : tw_jlit(rt, "");
     case TW_V_UNDEF:
         tw_jfail_undefined(rt, f);
     default:

@@ -188,7 +188,8 @@ struct tw_jnode *tw_jexpr_filter(struct tw_jparse *p, struct tw_jnode *n, bool i
         f->name = tw_jneed_name(p);
         f->fn = tw_jfilter_find(f->name);
         if (!f->fn)
-            tw_jparse_fail(p, at, "no filter named '%.*s'", (int)f->name.n, f->name.p);
+            tw_jparse_fail(p, at, tw_jfilter_refused(f->name) ? "the filter '%.*s' is not supported" :
+                    "no filter named '%.*s'", (int)f->name.n, f->name.p);
         f->a = n;
         if (tw_jskip_op(p, "("))
             f->kid = tw_jparse_args(p);

@@ -1,8 +1,6 @@
 /* jinja_filter.c - the filters {{ value | name }}, by a table of names. */
 #include "jinja_filter.h"
-
-#include <math.h>
-#include <stdlib.h>
+#include "jinja_method.h"
 
 /* The text of a value, for filters that call str() on what they get. */
 static const struct tw_jstr *text_of(struct tw_jrt *rt, const struct tw_jval *v)
@@ -23,11 +21,12 @@ static TW_JFILTER(f_trim)
 
 static TW_JFILTER(f_replace)
 {
-    const struct tw_jstr *old = tw_jarg_str(rt, a, 0, "old"), *with = tw_jarg_str(rt, a, 1, "new");
+    const struct tw_jval *old = tw_jarg(a, 0, "old"), *with = tw_jarg(a, 1, "new");
 
     if (!old || !with)
         tw_jfail(rt, "replace needs two texts");
-    return tw_jreplace(rt, text_of(rt, v), old, with, tw_jarg_int(rt, a, 2, "count", -1));
+    return tw_jreplace(rt, text_of(rt, v), text_of(rt, old), text_of(rt, with),
+            tw_jarg_int(rt, a, 2, "count", -1));
 }
 
 static TW_JFILTER(f_default)
@@ -38,90 +37,6 @@ static TW_JFILTER(f_default)
     if (v->t == TW_V_UNDEF || (falsy && !tw_jtruth(rt, v)))
         return d ? *d : tw_jlit(rt, "");
     return *v;
-}
-
-static TW_JFILTER(f_abs)
-{
-    if (!tw_jis_num(v))
-        tw_jfail(rt, "bad operand type for abs(): '%s'", tw_jtype_name(v));
-    if (v->t == TW_V_FLOAT)
-        return tw_jfloat(fabs(v->u.d));
-    if (v->t == TW_V_INT && v->u.i == INT64_MIN)
-        tw_jfail(rt, "an integer over 64 bits");
-    return v->t == TW_V_BOOL ? tw_jint(v->u.b) : tw_jint(v->u.i < 0 ? -v->u.i : v->u.i);
-}
-
-/* The number a text spells; false when it spells none. */
-static bool number_of(struct tw_jrt *rt, const struct tw_jval *v, double *d)
-{
-    const struct tw_jstr *s;
-    const char *p;
-    char *end;
-
-    if (tw_jis_num(v)) {
-        *d = tw_jnum(v);
-        return true;
-    }
-    if (v->t != TW_V_STR)
-        return false;
-    s = tw_jstrip(rt, v->u.s, NULL, 3).u.s;
-    p = tw_arena_dup(rt->a, s->p, s->n);
-    *d = strtod(p, &end);
-    return s->n && end == p + s->n && !memchr(p, 'x', s->n) && !memchr(p, 'X', s->n);
-}
-
-static TW_JFILTER(f_int)
-{
-    const struct tw_jval *def = tw_jarg(a, 0, "default");
-    int64_t base = tw_jarg_int(rt, a, 1, "base", 10);
-    double d;
-
-    if (v->t == TW_V_INT)
-        return *v;
-    if (base != 10 && v->t == TW_V_STR && base >= 2 && base <= 36) {
-        const char *p = tw_arena_dup(rt->a, v->u.s->p, v->u.s->n);
-        char *end;
-        long long i = strtoll(p, &end, (int)base);
-
-        return v->u.s->n && end == p + v->u.s->n ? tw_jint(i) : def ? *def : tw_jint(0);
-    }
-    if (!number_of(rt, v, &d) || !(fabs(d) < 9.2e18))
-        return def ? *def : tw_jint(0);
-    return tw_jint((int64_t)d);
-}
-
-static TW_JFILTER(f_float)
-{
-    const struct tw_jval *def = tw_jarg(a, 0, "default");
-    double d;
-
-    return number_of(rt, v, &d) ? tw_jfloat(d) : def ? *def : tw_jfloat(0);
-}
-
-static TW_JFILTER(f_round)
-{
-    int64_t prec = tw_jarg_int(rt, a, 0, "precision", 0);
-    const struct tw_jstr *how = tw_jarg_str(rt, a, 1, "method");
-    double d, scale;
-    char t[400];
-
-    if (!number_of(rt, v, &d))
-        tw_jfail(rt, "cannot round a %s", tw_jtype_name(v));
-    if (prec < -300 || prec > 300)
-        tw_jfail(rt, "a precision out of range");
-    scale = pow(10, (double)prec);
-    if (!how || (how->n == 6 && !memcmp(how->p, "common", 6))) {
-        if (prec >= 0) {
-            snprintf(t, sizeof(t), "%.*f", prec > 30 ? 30 : (int)prec, d);
-            return tw_jfloat(strtod(t, NULL));
-        }
-        return tw_jfloat(nearbyint(d * scale) / scale);
-    }
-    if (how->n == 4 && !memcmp(how->p, "ceil", 4))
-        return tw_jfloat(ceil(d * scale) / scale);
-    if (how->n == 5 && !memcmp(how->p, "floor", 5))
-        return tw_jfloat(floor(d * scale) / scale);
-    tw_jfail(rt, "method must be common, ceil or floor");
 }
 
 static TW_JFILTER(f_attr)
@@ -143,13 +58,13 @@ static TW_JFILTER(f_format)
 {
     a->used = ~(uint64_t)0;
     if (!a->nkw)
-        return tw_jpercent(rt, text_of(rt, v), a);
+        return tw_jpercent_safe(rt, text_of(rt, v), a);
     struct tw_jval names = tw_jdict_new(rt, 0);
     struct tw_jargs one = { .v = &names, .n = 1 };
 
     for (int64_t i = 0; i < a->nkw; i++)
         tw_jdict_set(rt, names.u.m, tw_jtext(rt, a->name[i].p, a->name[i].n, 0), a->kw[i]);
-    return tw_jpercent(rt, text_of(rt, v), &one);
+    return tw_jpercent_safe(rt, text_of(rt, v), &one);
 }
 
 static struct tw_jval json_indent(struct tw_jrt *rt, const struct tw_jval *indent)
@@ -195,28 +110,42 @@ static TW_JFILTER(f_tojson)
     return tw_jsink_take(rt, k);
 }
 
+/* R, made from the text V: as safe as that was. */
+static struct tw_jval like(struct tw_jrt *rt, const struct tw_jval *v, struct tw_jval r)
+{
+    return tw_jmark(rt, &r, v->t == TW_V_STR && v->u.s->safe);
+}
+
+/* For filters that do not call str(): fails when V is no text. */
+static bool need_text(struct tw_jrt *rt, const struct tw_jval *v, const char *what)
+{
+    if (v->t != TW_V_STR && v->t != TW_V_UNDEF && !rt->json_style)
+        tw_jfail(rt, "%s needs a text, not %s", what, tw_jtype_name(v));
+    return true;
+}
+
 static TW_JFILTER(f_indent)
 {
-    const struct tw_jval *width = tw_jarg(a, 0, "width");
+    const struct tw_jval *width = need_text(rt, v, "indent") ? tw_jarg(a, 0, "width") : NULL;
     bool first = tw_jarg_bool(rt, a, 1, "first", false), blank = tw_jarg_bool(rt, a, 2, "blank", false);
-    struct tw_jval four = tw_jint(4), pad = json_indent(rt, width ? width : &four);
+    struct tw_jval four = tw_jint(4), pad = json_indent(rt, width ? width : &four), lines;
     const struct tw_jstr *s = text_of(rt, v);
     struct tw_jsink *k = tw_jsink_begin(rt);
-    size_t at = 0;
+    bool open = !s->n || s->p[s->n - 1] == '\n';        /* an empty line follows */
 
     tw_jstep(rt, (int64_t)(s->n >> 2));
-    for (bool head = true; ; head = false) {
-        const char *nl = s->n - at ? memchr(s->p + at, '\n', s->n - at) : NULL;
-        size_t end = nl ? (size_t)(nl - s->p) : s->n;
-        struct tw_jval line = tw_jsub(rt, s, at, nl ? end + 1 : end);
+    lines = tw_jsplit_lines(rt, s, false);
+    for (int64_t i = 0; i < lines.u.l->n + open; i++) {
+        const struct tw_jstr *line = i < lines.u.l->n ? lines.u.l->v[i].u.s : NULL;
 
-        if (head ? first : (end > at || blank))
+        if (i)
+            tw_jsink_lit(rt, k, "\n");
+        if (i ? (line && line->n) || blank : first)
             tw_jsink_str(rt, k, pad.u.s);
-        tw_jsink_str(rt, k, line.u.s);
-        if (!nl)
-            return tw_jsink_take(rt, k);
-        at = end + 1;
+        if (line)
+            tw_jsink_str(rt, k, line);
     }
+    return like(rt, v, tw_jsink_take(rt, k));
 }
 
 static TW_JFILTER(f_truncate)
@@ -228,13 +157,14 @@ static TW_JFILTER(f_truncate)
     struct tw_jsink *k;
     struct tw_jval r;
 
+    need_text(rt, v, "truncate");
     if (!end)
         end = tw_jlit(rt, "...").u.s;
     cut = len - (int64_t)tw_jchars(end);
     if (cut < 0 || leeway < 0 || len > INT64_MAX - leeway)
         tw_jfail(rt, "expected length >= the length of the end mark");
     if ((int64_t)tw_jchars(s) <= len + leeway)
-        return tw_jtext(rt, "", 0, 0).t == TW_V_STR ? (struct tw_jval){ .t = TW_V_STR, .u.s = s } : *v;
+        return (struct tw_jval){ .t = TW_V_STR, .u.s = s };
     r = tw_jchar_sub(rt, s, 0, cut);
     if (!kill && r.u.s->n) {
         const char *sp = memrchr(r.u.s->p, ' ', r.u.s->n);
@@ -248,31 +178,21 @@ static TW_JFILTER(f_truncate)
     return tw_jsink_take(rt, k);
 }
 
-static TW_JFILTER(f_escape)
+static TW_JFILTER(f_escape) { return tw_jescape(rt, v); }
+
+static TW_JFILTER(f_forceescape)
 {
-    static const char *const pair[][2] = { { "&", "&amp;" }, { ">", "&gt;" }, { "<", "&lt;" },
-        { "'", "&#39;" }, { "\"", "&#34;" } };
     struct tw_jval s = tw_jstring(rt, v);
 
-    for (size_t i = 0; i < sizeof(pair) / sizeof(*pair); i++)
-        s = tw_jreplace(rt, s.u.s, tw_jlit(rt, pair[i][0]).u.s, tw_jlit(rt, pair[i][1]).u.s, -1);
-    return s;
+    s = tw_jmark(rt, &s, false);
+    return tw_jescape(rt, &s);
 }
 
-static TW_JFILTER(f_wordcount)
+static TW_JFILTER(f_safe)
 {
-    const struct tw_jstr *s = text_of(rt, v);
-    const char *p = s->p, *end = p + s->n;
-    int64_t n = 0;
-    bool in = false;
+    struct tw_jval s = tw_jstring(rt, v);
 
-    while (p < end) {
-        bool sp = tw_jspace(tw_utf8_next(&p, end));
-
-        n += !sp && !in;
-        in = !sp;
-    }
-    return tw_jint(n);
+    return tw_jmark(rt, &s, true);
 }
 
 static TW_JFILTER(f_center)
@@ -290,7 +210,7 @@ static TW_JFILTER(f_center)
         tw_jstep(rt, 1);
         tw_jsink_lit(rt, k, " ");
     }
-    return tw_jsink_take(rt, k);
+    return like(rt, v, tw_jsink_take(rt, k));
 }
 
 static const struct {
@@ -298,23 +218,34 @@ static const struct {
     struct tw_jval (*fn)(struct tw_jrt *, const struct tw_jval *, struct tw_jargs *);
     int max;
 } table[] = {
-    { "abs", f_abs, 0 }, { "attr", f_attr, 1 }, { "batch", tw_jf_batch, 2 },
+    { "abs", tw_jf_abs, 0 }, { "attr", f_attr, 1 }, { "batch", tw_jf_batch, 2 },
     { "capitalize", f_capitalize, 0 }, { "center", f_center, 1 }, { "count", tw_jf_length, 0 },
     { "d", f_default, 2 }, { "default", f_default, 2 }, { "dictsort", tw_jf_dictsort, 3 },
-    { "e", f_escape, 0 }, { "escape", f_escape, 0 }, { "first", tw_jf_first, 0 },
-    { "float", f_float, 1 }, { "format", f_format, 64 }, { "groupby", tw_jf_groupby, 3 },
-    { "indent", f_indent, 3 }, { "int", f_int, 2 }, { "items", tw_jf_items, 0 },
-    { "join", tw_jf_join, 2 }, { "last", tw_jf_last, 0 }, { "length", tw_jf_length, 0 },
-    { "list", tw_jf_list, 0 }, { "lower", f_lower, 0 }, { "map", tw_jf_map, 64 },
-    { "max", tw_jf_max, 2 }, { "min", tw_jf_min, 2 }, { "reject", tw_jf_reject, 64 },
-    { "rejectattr", tw_jf_rejectattr, 64 }, { "replace", f_replace, 3 },
-    { "reverse", tw_jf_reverse, 0 }, { "round", f_round, 2 }, { "safe", f_string, 0 },
-    { "select", tw_jf_select, 64 }, { "selectattr", tw_jf_selectattr, 64 },
-    { "slice", tw_jf_slice, 2 }, { "sort", tw_jf_sort, 3 }, { "string", f_string, 0 }, { "sum", tw_jf_sum, 2 },
-    { "title", f_title, 0 }, { "tojson", f_tojson, 4 }, { "trim", f_trim, 1 },
-    { "truncate", f_truncate, 4 }, { "unique", tw_jf_unique, 2 }, { "upper", f_upper, 0 },
-    { "urlencode", tw_jf_urlencode, 0 }, { "wordcount", f_wordcount, 0 },
+    { "e", f_escape, 0 }, { "escape", f_escape, 0 }, { "filesizeformat", tw_jf_filesize, 1 },
+    { "first", tw_jf_first, 0 }, { "forceescape", f_forceescape, 0 }, { "float", tw_jf_float, 1 },
+    { "format", f_format, 64 }, { "groupby", tw_jf_groupby, 3 }, { "indent", f_indent, 3 },
+    { "int", tw_jf_int, 2 }, { "items", tw_jf_items, 0 }, { "join", tw_jf_join, 2 },
+    { "last", tw_jf_last, 0 }, { "length", tw_jf_length, 0 }, { "list", tw_jf_list, 0 },
+    { "lower", f_lower, 0 }, { "map", tw_jf_map, 64 }, { "max", tw_jf_max, 2 },
+    { "min", tw_jf_min, 2 }, { "reject", tw_jf_reject, 64 }, { "rejectattr", tw_jf_rejectattr, 64 },
+    { "replace", f_replace, 3 }, { "reverse", tw_jf_reverse, 0 }, { "round", tw_jf_round, 2 },
+    { "safe", f_safe, 0 }, { "select", tw_jf_select, 64 }, { "selectattr", tw_jf_selectattr, 64 },
+    { "slice", tw_jf_slice, 2 }, { "sort", tw_jf_sort, 3 }, { "string", f_string, 0 },
+    { "sum", tw_jf_sum, 2 }, { "title", f_title, 0 }, { "tojson", f_tojson, 4 },
+    { "trim", f_trim, 1 }, { "truncate", f_truncate, 4 }, { "unique", tw_jf_unique, 2 },
+    { "upper", f_upper, 0 }, { "urlencode", tw_jf_urlencode, 0 },
+    { "wordcount", tw_jf_wordcount, 0 },
 };
+
+bool tw_jfilter_refused(struct tw_str name)
+{
+    static const char *const those[] = { "pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr" };
+
+    for (size_t i = 0; i < sizeof(those) / sizeof(*those); i++)
+        if (tw_str_is(name, those[i]))
+            return true;
+    return false;
+}
 
 uint16_t tw_jfilter_find(struct tw_str name)
 {

@@ -1,4 +1,4 @@
-/* jinja_filter.h - the filters that the table of jinja_filter.c finds in jinja_seq.c. */
+/* jinja_filter.h - the filters that the table of jinja_filter.c finds elsewhere, most in jinja_seq.c. */
 #ifndef TW_JINJA_FILTER_H
 #define TW_JINJA_FILTER_H
 #include "jinja_priv.h"
@@ -26,6 +26,12 @@ TW_JFILTER(tw_jf_length);
 TW_JFILTER(tw_jf_reverse);
 TW_JFILTER(tw_jf_batch);
 TW_JFILTER(tw_jf_groupby);
-TW_JFILTER(tw_jf_slice);          /* and in jinja_filter2.c */
+TW_JFILTER(tw_jf_slice);          /* in jinja_filter2.c */
 TW_JFILTER(tw_jf_urlencode);
+TW_JFILTER(tw_jf_wordcount);
+TW_JFILTER(tw_jf_abs);            /* in jinja_number.c */
+TW_JFILTER(tw_jf_int);
+TW_JFILTER(tw_jf_float);
+TW_JFILTER(tw_jf_round);
+TW_JFILTER(tw_jf_filesize);
 #endif

@@ -1,6 +1,8 @@
 /* jinja_filter2.c - filters that are rarely met in templates. */
 #include "jinja_filter.h"
 
+#include <stdio.h>
+
 /* SLICES lists one after the other, the first ones an item longer where it does not come out even. */
 TW_JFILTER(tw_jf_slice)
 {
@@ -26,26 +28,69 @@ TW_JFILTER(tw_jf_slice)
     return r;
 }
 
-/* Of a text; letters, digits and -._~/ stay. */
-TW_JFILTER(tw_jf_urlencode)
+static void quote(struct tw_jrt *rt, struct tw_jsink *k, const struct tw_jval *v, bool query)
 {
-    struct tw_jval text = tw_jstring(rt, v);
-    struct tw_jsink *k = tw_jsink_begin(rt);
-    const struct tw_jstr *s = text.u.s;
+    const struct tw_jstr *s = tw_jstring(rt, v).u.s;
 
-    if (v->t == TW_V_LIST || v->t == TW_V_DICT)
-        tw_jfail(rt, "urlencode of a list or dict is not supported");
     for (size_t i = 0; i < s->n; i++) {
         unsigned char c = (unsigned char)s->p[i];
         char code[4];
 
         if ((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9')
-                || (c && strchr("-._~/", c))) {
+                || (c && strchr(query ? "-._~" : "-._~/", c))) {
             tw_jsink_str(rt, k, tw_jsub(rt, s, i, i + 1).u.s);
             continue;
         }
-        snprintf(code, sizeof(code), "%%%02X", (unsigned)c);
+        if (query && c == ' ')
+            snprintf(code, sizeof(code), "+");
+        else
+            snprintf(code, sizeof(code), "%%%02X", (unsigned)c);
         tw_jsink_lit(rt, k, code);
     }
+}
+
+/* Of a text, where letters, digits and -._~/ stay; of a dict or pairs: a query. */
+TW_JFILTER(tw_jf_urlencode)
+{
+    struct tw_jsink *k = tw_jsink_begin(rt);
+    struct tw_jval pairs = *v;
+    const struct tw_jlist *l;
+
+    if (v->t != TW_V_DICT && v->t != TW_V_LIST) {
+        quote(rt, k, v, false);
+        return tw_jsink_take(rt, k);
+    }
+    if (v->t == TW_V_DICT)
+        pairs = tw_jf_items(rt, v, a);
+    l = tw_jiter(rt, &pairs);
+    for (int64_t i = 0; i < l->n; i++) {
+        const struct tw_jlist *pair = tw_jiter(rt, &l->v[i]);
+
+        if (pair->n != 2)
+            tw_jfail(rt, "urlencode needs pairs");
+        tw_jsink_lit(rt, k, i ? "&" : "");
+        quote(rt, k, &pair->v[0], true);
+        tw_jsink_lit(rt, k, "=");
+        quote(rt, k, &pair->v[1], true);
+    }
     return tw_jsink_take(rt, k);
+}
+
+/* Runs of letters, digits and underscores. */
+TW_JFILTER(tw_jf_wordcount)
+{
+    const struct tw_jstr *s = tw_jstring(rt, v).u.s;
+    const char *p = s->p, *end = p + s->n;
+    int64_t n = 0;
+    bool in = false;
+
+    tw_jstep(rt, (int64_t)(s->n >> 4));
+    while (p < end) {
+        uint32_t c = tw_utf8_next(&p, end);
+        bool word = c == '_' || tw_jchar_is(c, TW_K_ALNUM);
+
+        n += word && !in;
+        in = word;
+    }
+    return tw_jint(n);
 }

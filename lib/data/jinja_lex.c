@@ -4,7 +4,6 @@
 #include "jinja_priv.h"
 
 #include <ctype.h>
-#include <errno.h>
 #include <stdlib.h>
 
 struct cursor {
@@ -205,9 +204,10 @@ static void lex_number(struct cursor *c)
 {
     const char *p = c->p, *q = p, *e = c->end;
     bool after_dot = p > c->lx->src.p && p[-1] == '.', is_float = false;
-    char text[128];
+    char text[TW_J_DIGITS + 2];
     size_t n = 0;
     int base = 10;
+    bool fits = true;
     struct tw_jtok *k;
 
     if (*p == '0' && e - p > 2 && strchr("xXoObB", p[1])) {
@@ -233,12 +233,12 @@ static void lex_number(struct cursor *c)
             text[n++] = *x;
     text[n] = 0;
     k = push(c, is_float ? TW_T_FLOAT : TW_T_INT, p, (size_t)(q - p));
-    errno = 0;
+    k->num = tw_jfloat(0);
     if (is_float)
-        k->d = strtod(text, NULL);
+        k->num.u.d = strtod(text, NULL);
     else
-        k->i = strtoll(text, NULL, base);
-    if (n == sizeof(text) - 1 || n == 0 || (!is_float && errno))
+        fits = tw_jbig_read(&c->lx->j->arena, text, n, base, &k->num);
+    if (n == sizeof(text) - 1 || n == 0 || !fits)
         fail(c, p, "a number out of range");
     c->p = q;
 }

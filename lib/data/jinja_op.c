@@ -14,7 +14,8 @@ static struct tw_jval repeat(struct tw_jrt *rt, const struct tw_jval *v, int64_t
             tw_jstep(rt, 1);
             tw_jsink_str(rt, k, v->u.s);
         }
-        return tw_jsink_take(rt, k);
+        r = tw_jsink_take(rt, k);
+        return tw_jmark(rt, &r, v->u.s->safe);
     }
     r = tw_jlist_new(rt, 0, v->u.l->kind);
     for (int64_t i = 0; i < n && v->u.l->n; i++)
@@ -23,11 +24,14 @@ static struct tw_jval repeat(struct tw_jrt *rt, const struct tw_jval *v, int64_t
     return r;
 }
 
-static struct tw_jval int_op(struct tw_jrt *rt, enum tw_jop op, int64_t a, int64_t b)
+static struct tw_jval int_op(struct tw_jrt *rt, enum tw_jop op, const struct tw_jval *x,
+        const struct tw_jval *y)
 {
-    int64_t r = 0;
-    bool over = false;
+    int64_t a = x->t == TW_V_BOOL ? x->u.b : x->u.i, b = y->t == TW_V_BOOL ? y->u.b : y->u.i, r = 0;
+    bool over = x->t == TW_V_BIG || y->t == TW_V_BIG;
 
+    if (over)
+        return tw_jbig_op(rt, op, x, y);
     switch (op) {
     case OP_ADD:
         over = __builtin_add_overflow(a, b, &r);
@@ -52,30 +56,31 @@ static struct tw_jval int_op(struct tw_jrt *rt, enum tw_jop op, int64_t a, int64
             r += op == OP_FLOOR ? -1 : b;
         break;
     default: /* OP_POW, b >= 0 */
-        if (b > 64 && (a > 1 || a < -1))
-            over = true;
-        else if (a == 0 || a == 1 || a == -1)
-            r = !b || a == 1 || (a == -1 && b % 2 == 0) ? 1 : a;
-        else
-            for (r = 1; b > 0 && !over; b--)
-                over = __builtin_mul_overflow(r, a, &r);
+        over = b > 64;
+        for (r = 1; b > 0 && !over; b--)
+            over = __builtin_mul_overflow(r, a, &r);
         break;
     }
-    if (over)
-        tw_jfail(rt, "an integer over 64 bits");
-    return tw_jint(r);
+    return over ? tw_jbig_op(rt, op, x, y) : tw_jint(r);
 }
 
 static struct tw_jval number_op(struct tw_jrt *rt, enum tw_jop op, const struct tw_jval *a,
         const struct tw_jval *b)
 {
-    double x = tw_jnum(a), y = tw_jnum(b);
-    int64_t i = a->t == TW_V_BOOL ? a->u.b : a->u.i, k = b->t == TW_V_BOOL ? b->u.b : b->u.i;
+    double x, y;
 
-    if (a->t != TW_V_FLOAT && b->t != TW_V_FLOAT && op != OP_DIV && !(op == OP_POW && k < 0))
-        return int_op(rt, op, i, k);
+    if (tw_jis_int(a) && tw_jis_int(b) && op != OP_DIV && !(op == OP_POW && tw_jnum(b) < 0))
+        return int_op(rt, op, a, b);
+    x = tw_jnum(a);
+    y = tw_jnum(b);
+    if ((a->t == TW_V_BIG && isinf(x)) || (b->t == TW_V_BIG && isinf(y)))
+        tw_jfail(rt, "int too large to convert to float");
     if ((op == OP_DIV || op == OP_FLOOR || op == OP_MOD) && y == 0)
         tw_jfail(rt, "division by zero");
+    if (op == OP_POW && x == 0 && y < 0)
+        tw_jfail(rt, "0.0 cannot be raised to a negative power");
+    if (op == OP_POW && x < 0 && isfinite(y) && y != floor(y))
+        tw_jfail(rt, "a negative number to a fractional power is complex, which is not supported");
     switch (op) {
     case OP_ADD: return tw_jfloat(x + y);
     case OP_SUB: return tw_jfloat(x - y);
@@ -83,17 +88,24 @@ static struct tw_jval number_op(struct tw_jrt *rt, enum tw_jop op, const struct 
     case OP_DIV: return tw_jfloat(x / y);
     case OP_FLOOR: return tw_jfloat(floor(x / y));
     case OP_MOD: return tw_jfloat(x - y * floor(x / y));
-    default: return tw_jfloat(pow(x, y));
+    default:
+        x = pow(x, y);
+        if (isinf(x) && isfinite(tw_jnum(a)) && isfinite(y))
+            tw_jfail(rt, "the result is too large for a float");
+        return tw_jfloat(x);
     }
 }
 
 static struct tw_jval join2(struct tw_jrt *rt, const struct tw_jval *a, const struct tw_jval *b)
 {
+    bool safe = (a->t == TW_V_STR && a->u.s->safe) || (b->t == TW_V_STR && b->u.s->safe);
+    struct tw_jval x = safe ? tw_jescape(rt, a) : *a, y = safe ? tw_jescape(rt, b) : *b;
     struct tw_jsink *k = tw_jsink_begin(rt);
 
-    tw_jprint(rt, k, a);
-    tw_jprint(rt, k, b);
-    return tw_jsink_take(rt, k);
+    tw_jprint(rt, k, &x);
+    tw_jprint(rt, k, &y);
+    x = tw_jsink_take(rt, k);
+    return tw_jmark(rt, &x, safe);
 }
 
 static struct tw_jval join_lists(struct tw_jrt *rt, const struct tw_jlist *a,
@@ -152,7 +164,7 @@ struct tw_jval tw_jbinary(struct tw_jrt *rt, enum tw_jop op, const struct tw_jva
 
         if (b->t == TW_V_LIST && b->u.l->kind == TW_L_TUPLE)
             args = (struct tw_jargs){ .v = b->u.l->v, .n = b->u.l->n };
-        return tw_jpercent(rt, a->u.s, &args);
+        return tw_jpercent_safe(rt, a->u.s, &args);
     }
     fail_operands(rt, op, a, b);
 }

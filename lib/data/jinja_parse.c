@@ -322,6 +322,21 @@ static struct tw_jnode *parse_with(struct tw_jparse *p, const struct tw_jtok *at
     return n;
 }
 
+/* A block of a template that nobody extends: its body, where it stands, in a scope of its own. Within a
+ * statement that binds names it would not see these, and is refused. */
+static struct tw_jnode *parse_block(struct tw_jparse *p, const struct tw_jtok *at)
+{
+    struct tw_jnode *n = tw_jnode_at(p, N_WITH, at);
+    struct tw_str name = tw_jneed_name(p);
+
+    if (p->nest > 1)
+        tw_jparse_fail(p, at, "a block is only known outside of other statements");
+    n->body = body_until(p, "endblock");
+    if (p->tok->t == TW_T_NAME && tw_str_eq(p->tok->s, name))
+        p->tok++;
+    return n;
+}
+
 static struct tw_jnode *parse_statement(struct tw_jparse *p)
 {
     const struct tw_jtok *at = p->tok;
@@ -340,6 +355,14 @@ static struct tw_jnode *parse_statement(struct tw_jparse *p)
         n = parse_callblock(p, at);
     } else if (tw_str_is(name, "with")) {
         n = parse_with(p, at);
+    } else if (tw_str_is(name, "block")) {
+        n = parse_block(p, at);
+    } else if (tw_str_is(name, "autoescape")) {
+        if (p->tok->t != TW_T_NAME || (!tw_str_is(p->tok->s, "false") && !tw_str_is(p->tok->s, "False")))
+            tw_jparse_fail(p, at, "only 'autoescape false' is known");
+        p->tok++;
+        n = tw_jnode_at(p, N_WITH, at);
+        n->body = body_until(p, "endautoescape");
     } else if (tw_str_is(name, "generation")) {
         n = tw_jnode_at(p, N_GENERATION, at);
         n->body = body_until(p, "endgeneration");

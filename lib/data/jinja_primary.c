@@ -117,7 +117,7 @@ struct tw_jnode *tw_jparse_postfix(struct tw_jparse *p, struct tw_jnode *n)
             } else if (p->tok->t == TW_T_INT) {
                 x = tw_jnode_at(p, E_ITEM, p->tok);
                 x->b = tw_jnode_at(p, E_CONST, p->tok);
-                x->b->val = tw_jint(p->tok->i);
+                x->b->val = p->tok->num;
             } else {
                 tw_jparse_fail(p, p->tok, "expected a name or number behind '.'");
             }
@@ -219,7 +219,7 @@ struct tw_jnode *tw_jparse_primary(struct tw_jparse *p)
     case TW_T_INT:
     case TW_T_FLOAT:
         n = tw_jnode_at(p, E_CONST, at);
-        n->val = at->t == TW_T_INT ? tw_jint(at->i) : tw_jfloat(at->d);
+        n->val = at->num;
         return n;
     case TW_T_OP:
         if (tw_str_is(at->s, "(")) {

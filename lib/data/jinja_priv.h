@@ -10,6 +10,7 @@
 
 #define TW_J_NEST 200               /* nesting of the source text */
 #define TW_J_DEPTH 1000             /* nesting of evaluation: macros in macros */
+#define TW_J_DIGITS 4300            /* of an integer, as in Python */
 #define TW_J_GEN 0x80000000u        /* in an origin: written inside a generation block */
 
 /* Where bytes come from: origin 0 is the template, n is entry n - 1 of the rendering's table; owner
@@ -28,10 +29,12 @@ struct tw_jstr {
     int32_t owner;
     const struct tw_jrun *run;
     size_t nrun;
+    bool safe;                      /* Python's Markup: what is joined to it is escaped for HTML */
 };
 
 enum tw_jtype { TW_V_UNDEF, TW_V_NONE, TW_V_BOOL, TW_V_INT, TW_V_FLOAT, TW_V_BIG, TW_V_STR,
-    TW_V_LIST, TW_V_DICT, TW_V_NS, TW_V_MACRO, TW_V_FUNC, TW_V_METHOD, TW_V_LOOP };
+    TW_V_LIST, TW_V_DICT, TW_V_NS, TW_V_MACRO, TW_V_FUNC, TW_V_METHOD, TW_V_LOOP, TW_V_CYCLER,
+    TW_V_JOINER };
 
 struct tw_jval {
     uint8_t t;
@@ -48,15 +51,27 @@ struct tw_jval {
         struct tw_jmacro *macro;
         struct tw_jval *self;       /* TW_V_METHOD: what it is bound to */
         struct tw_jloop *loop;
+        struct tw_jcycle *cycle;
     } u;
 };
 
 enum tw_jlist_kind { TW_L_LIST, TW_L_TUPLE, TW_L_RANGE, TW_L_GEN, TW_L_VIEW };
+/* A generator gives its items once: iterating over it leaves it empty. */
 struct tw_jlist {
     struct tw_jval *v;
     int64_t n, cap;
     enum tw_jlist_kind kind;
     uint32_t origin;
+    bool group;                     /* a tuple of groupby: .grouper and .list */
+    union {
+        const char *view;           /* TW_L_VIEW: "items", .. */
+        struct { int64_t start, stop, step; } range;
+    } of;
+};
+/* cycler: its items and which is next. joiner: items is the separator, pos whether it was used. */
+struct tw_jcycle {
+    struct tw_jlist *items;
+    int64_t pos;
 };
 struct tw_jent {
     struct tw_jval k, v;
@@ -140,8 +155,7 @@ struct tw_jtok {
     enum tw_jtok_type t;
     int32_t line, col;
     struct tw_str s;                /* data, name, decoded string, operator as written */
-    int64_t i;
-    double d;
+    struct tw_jval num;             /* TW_T_INT, TW_T_FLOAT */
 };
 struct tw_jlex {
     struct tw_jinja *j;
@@ -251,15 +265,22 @@ bool tw_jequal(struct tw_jrt *rt, const struct tw_jval *a, const struct tw_jval 
 int tw_jcompare(struct tw_jrt *rt, const struct tw_jval *a, const struct tw_jval *b);
 bool tw_jcontains(struct tw_jrt *rt, const struct tw_jval *in, const struct tw_jval *x);
 struct tw_jlist *tw_jiter(struct tw_jrt *rt, const struct tw_jval *v);  /* items to loop over */
+void tw_jconsume(struct tw_jrt *rt, struct tw_jlist *l, int64_t n);     /* of a generator */
 int64_t tw_jlen(struct tw_jrt *rt, const struct tw_jval *v);
 static inline bool tw_jis_str(const struct tw_jval *v) { return v->t == TW_V_STR; }
 static inline bool tw_jis_num(const struct tw_jval *v)
 {
-    return v->t == TW_V_INT || v->t == TW_V_FLOAT || v->t == TW_V_BOOL;
+    return v->t >= TW_V_BOOL && v->t <= TW_V_BIG;
 }
+static inline bool tw_jis_int(const struct tw_jval *v)     /* booleans included, as in Python */
+{
+    return tw_jis_num(v) && v->t != TW_V_FLOAT;
+}
+double tw_jbig_double(const struct tw_jval *v);             /* infinite beyond the largest float */
 static inline double tw_jnum(const struct tw_jval *v)
 {
-    return v->t == TW_V_FLOAT ? v->u.d : v->t == TW_V_BOOL ? (double)v->u.b : (double)v->u.i;
+    return v->t == TW_V_FLOAT ? v->u.d : v->t == TW_V_BOOL ? (double)v->u.b :
+            v->t == TW_V_BIG ? tw_jbig_double(v) : (double)v->u.i;
 }
 
 /* Text. str(): what {{ x }} prints; repr(): inside of lists. JSON as json.dumps writes it. */
@@ -285,8 +306,30 @@ struct tw_jval tw_jreplace(struct tw_jrt *rt, const struct tw_jstr *s, const str
         const struct tw_jstr *with, int64_t count);
 enum tw_jcase { TW_C_UPPER, TW_C_LOWER, TW_C_CAPITAL, TW_C_TITLE, TW_C_TITLE_FILTER, TW_C_SWAP };
 struct tw_jval tw_jcase(struct tw_jrt *rt, const struct tw_jstr *s, enum tw_jcase how);
+struct tw_jval tw_jmark(struct tw_jrt *rt, const struct tw_jval *text, bool safe);
+struct tw_jval tw_jescape(struct tw_jrt *rt, const struct tw_jval *v);      /* safe texts stay as they are */
+struct tw_jval tw_jcasefold(struct tw_jrt *rt, const struct tw_jstr *s);
+/* Python's isalpha() and so on; is: all characters of a text. */
+enum tw_jclass { TW_K_ALPHA, TW_K_DECIMAL, TW_K_DIGIT, TW_K_NUMERIC, TW_K_ALNUM, TW_K_SPACE, TW_K_ASCII,
+    TW_K_PRINTABLE };
+bool tw_jchar_is(uint32_t c, enum tw_jclass k);
+bool tw_jprintable(uint32_t c);
+bool tw_jstr_is(const struct tw_jstr *s, enum tw_jclass k);
+bool tw_jstr_case(const struct tw_jstr *s, bool upper);
+bool tw_jstr_title(const struct tw_jstr *s);
+/* "%s and %d" % values, also by name: "%(a)s" % {"a": 1}; "{} and {a:>5}".format(values). */
 struct tw_jval tw_jpercent(struct tw_jrt *rt, const struct tw_jstr *fmt, struct tw_jargs *args);
+struct tw_jval tw_jpercent_safe(struct tw_jrt *rt, const struct tw_jstr *fmt, struct tw_jargs *args);
 struct tw_jval tw_jformat(struct tw_jrt *rt, const struct tw_jstr *fmt, struct tw_jargs *args);
+
+/* Integers beyond 64 bits (jinja_big.c). A result that fits 64 bits is TW_V_INT. read: digits of a base up
+ * to 36 behind an optional '-'; false when they are too many. base: the size of a number, written so. */
+struct tw_jval tw_jbig_op(struct tw_jrt *rt, enum tw_jop op, const struct tw_jval *x,
+        const struct tw_jval *y);
+int tw_jbig_compare(const struct tw_jval *x, const struct tw_jval *y);
+bool tw_jbig_read(struct tw_arena *mem, const char *p, size_t n, int base, struct tw_jval *v);
+struct tw_jval tw_jbig_trunc(struct tw_jrt *rt, double d);
+struct tw_jval tw_jbig_base(struct tw_jrt *rt, const struct tw_jval *v, int base);
 
 /* Arguments: the I-th or NAME; NULL where neither was given. args_done: fails when some were left. */
 const struct tw_jval *tw_jarg(struct tw_jargs *a, int64_t i, const char *name);
@@ -314,6 +357,7 @@ struct tw_jscope *tw_jscope_push(struct tw_jrt *rt, struct tw_jscope *up);
 
 /* Tables: the number of a name (0: there is none), and the call by number. */
 uint16_t tw_jfilter_find(struct tw_str name);
+bool tw_jfilter_refused(struct tw_str name);    /* Jinja has it, we do not: for the error */
 struct tw_jval tw_jfilter(struct tw_jrt *rt, uint16_t fn, const struct tw_jval *v,
         struct tw_jargs *args);
 uint16_t tw_jtest_find(struct tw_str name);

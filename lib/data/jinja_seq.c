@@ -1,15 +1,21 @@
 /* jinja_seq.c - the filters of lists: order, choice, grouping. */
 #include "jinja_filter.h"
 
-/* "a.b.0" of a value; the whole value when there is no path. */
-static struct tw_jval by_path(struct tw_jrt *rt, struct tw_jval v, const struct tw_jval *path)
+/* "a.b.0" of a value; the whole value when there is no path. DEF, where given, stands in for whatever is
+ * not there on the way. */
+static struct tw_jval by_path_or(struct tw_jrt *rt, struct tw_jval v, const struct tw_jval *path,
+        const struct tw_jval *def)
 {
     const char *p, *end;
 
     if (!path || path->t == TW_V_NONE)
         return v;
-    if (path->t != TW_V_STR)
-        return tw_jitem(rt, &v, path);
+    if (def && def->t == TW_V_NONE)
+        def = NULL;
+    if (path->t != TW_V_STR) {
+        v = tw_jitem(rt, &v, path);
+        return v.t == TW_V_UNDEF && def ? *def : v;
+    }
     p = path->u.s->p;
     end = p + path->u.s->n;
     while (p <= end) {
@@ -24,6 +30,8 @@ static struct tw_jval by_path(struct tw_jrt *rt, struct tw_jval v, const struct 
         if (part.n && k == part.n)
             key = tw_jint(i);
         v = tw_jitem(rt, &v, &key);
+        if (v.t == TW_V_UNDEF && def)
+            v = *def;
         if (!dot)
             break;
         p = dot + 1;
@@ -31,9 +39,33 @@ static struct tw_jval by_path(struct tw_jrt *rt, struct tw_jval v, const struct 
     return v;
 }
 
+static struct tw_jval by_path(struct tw_jrt *rt, struct tw_jval v, const struct tw_jval *path)
+{
+    return by_path_or(rt, v, path, NULL);
+}
+
 static struct tw_jval lower_key(struct tw_jrt *rt, struct tw_jval v, bool case_sensitive)
 {
     return v.t == TW_V_STR && !case_sensitive ? tw_jcase(rt, v.u.s, TW_C_LOWER) : v;
+}
+
+/* "a,b" of a value: the list of what each path gives. */
+static struct tw_jval by_paths(struct tw_jrt *rt, struct tw_jval v, const struct tw_jval *path,
+        bool case_sensitive)
+{
+    const char *p, *end, *comma;
+    struct tw_jval r, part;
+
+    if (!path || path->t != TW_V_STR || !memchr(path->u.s->p, ',', path->u.s->n))
+        return lower_key(rt, by_path(rt, v, path), case_sensitive);
+    r = tw_jlist_new(rt, 0, TW_L_LIST);
+    for (p = path->u.s->p, end = p + path->u.s->n; p <= end; p = comma + 1) {
+        comma = p < end ? memchr(p, ',', (size_t)(end - p)) : NULL;
+        comma = comma ? comma : end;
+        part = tw_jtext(rt, p, (size_t)(comma - p), 0);
+        tw_jlist_add(rt, r.u.l, lower_key(rt, by_path(rt, v, &part), case_sensitive));
+    }
+    return r;
 }
 
 /* Sorts items by keys, stable; a merge from the bottom up. */
@@ -85,7 +117,7 @@ TW_JFILTER(tw_jf_sort)
     struct tw_jval *key = tw_jarray(rt, r.u.l->n, sizeof(*key));
 
     for (int64_t i = 0; i < r.u.l->n; i++)
-        key[i] = lower_key(rt, by_path(rt, r.u.l->v[i], path), cs);
+        key[i] = by_paths(rt, r.u.l->v[i], path, cs);
     if (r.u.l->n)
         sort_by(rt, r.u.l->v, key, r.u.l->n, reverse);
     return r;
@@ -140,14 +172,14 @@ TW_JFILTER(tw_jf_unique)
     bool cs = tw_jarg_bool(rt, a, 0, "case_sensitive", false);
     const struct tw_jval *path = tw_jarg(a, 1, "attribute");
     const struct tw_jlist *l = tw_jiter(rt, v);
-    struct tw_jval r = tw_jlist_new(rt, 0, TW_L_GEN), seen = tw_jlist_new(rt, 0, TW_L_LIST);
+    struct tw_jval r = tw_jlist_new(rt, 0, TW_L_GEN), seen = tw_jdict_new(rt, 0);
 
     for (int64_t i = 0; i < l->n; i++) {
         struct tw_jval key = lower_key(rt, by_path(rt, l->v[i], path), cs);
 
         if (tw_jcontains(rt, &seen, &key))
             continue;
-        tw_jlist_add(rt, seen.u.l, key);
+        tw_jdict_set(rt, seen.u.m, key, key);
         tw_jlist_add(rt, r.u.l, l->v[i]);
     }
     return r;
@@ -208,10 +240,12 @@ TW_JFILTER(tw_jf_map)
     for (int64_t i = 0; i < l->n; i++) {
         struct tw_jargs call = rest;
 
-        x = path ? by_path(rt, l->v[i], path) : tw_jfilter(rt, fn, &l->v[i], &call);
+        x = path ? by_path_or(rt, l->v[i], path, def) : tw_jfilter(rt, fn, &l->v[i], &call);
         a->used = call.used | (path ? a->used : 0);
-        tw_jlist_add(rt, r.u.l, def && x.t == TW_V_UNDEF ? *def : x);
+        tw_jlist_add(rt, r.u.l, x);
     }
+    if (path)
+        tw_jargs_done(rt, a, 0, "map");
     a->used = ~(uint64_t)0;
     return r;
 }
@@ -275,9 +309,15 @@ TW_JFILTER(tw_jf_join)
 static struct tw_jval end_of(struct tw_jrt *rt, const struct tw_jval *v, bool last)
 {
     const struct tw_jlist *l;
+    struct tw_jval first;
 
     if (last && v->t == TW_V_LIST && v->u.l->kind == TW_L_GEN && !rt->json_style)
         tw_jfail(rt, "'generator' object is not reversible");
+    if (v->t == TW_V_LIST && v->u.l->n && !last) {
+        first = v->u.l->v[0];
+        tw_jconsume(rt, v->u.l, 1);
+        return first;
+    }
     l = tw_jiter(rt, v);
     return l->n ? l->v[last ? l->n - 1 : 0] :
             tw_jundef(rt, TW_STR_LIT("No item, sequence was empty."));
@@ -300,7 +340,8 @@ TW_JFILTER(tw_jf_reverse)
     k = tw_jsink_begin(rt);
     for (int64_t i = 0; i < r.u.l->n; i++)
         tw_jsink_str(rt, k, r.u.l->v[i].u.s);
-    return tw_jsink_take(rt, k);
+    r = tw_jsink_take(rt, k);
+    return tw_jmark(rt, &r, v->u.s->safe);
 }
 
 TW_JFILTER(tw_jf_batch)
@@ -310,16 +351,16 @@ TW_JFILTER(tw_jf_batch)
     const struct tw_jlist *l = tw_jiter(rt, v);
     struct tw_jval r = tw_jlist_new(rt, 0, TW_L_GEN), row = r;
 
-    if (size < 1)
-        tw_jfail(rt, "batch needs a size of at least 1");
     for (int64_t i = 0; i < l->n; i++) {
-        if (i % size == 0) {
+        if (!i || row.u.l->n == size) {         /* a size below 1 is never reached */
+            if (!i && !size)
+                tw_jlist_add(rt, r.u.l, tw_jlist_new(rt, 0, TW_L_LIST));
             row = tw_jlist_new(rt, 0, TW_L_LIST);
             tw_jlist_add(rt, r.u.l, row);
         }
         tw_jlist_add(rt, row.u.l, l->v[i]);
     }
-    while (fill && l->n && row.u.l->n < size)
+    while (fill && fill->t != TW_V_NONE && l->n && row.u.l->n < size)
         tw_jlist_add(rt, row.u.l, *fill);
     return r;
 }
@@ -333,10 +374,7 @@ TW_JFILTER(tw_jf_groupby)
     struct tw_jval *key = tw_jarray(rt, l.u.l->n, sizeof(*key)), group = r;
 
     for (int64_t i = 0; i < l.u.l->n; i++) {
-        key[i] = by_path(rt, l.u.l->v[i], path);
-        if (def && key[i].t == TW_V_UNDEF)
-            key[i] = *def;
-        key[i] = lower_key(rt, key[i], cs);
+        key[i] = lower_key(rt, by_path_or(rt, l.u.l->v[i], path, def), cs);
     }
     if (l.u.l->n)
         sort_by(rt, l.u.l->v, key, l.u.l->n, false);
@@ -345,7 +383,8 @@ TW_JFILTER(tw_jf_groupby)
             struct tw_jval pair = tw_jlist_new(rt, 2, TW_L_TUPLE);
 
             group = tw_jlist_new(rt, 0, TW_L_LIST);
-            tw_jlist_add(rt, pair.u.l, by_path(rt, l.u.l->v[i], path));
+            pair.u.l->group = true;
+            tw_jlist_add(rt, pair.u.l, by_path_or(rt, l.u.l->v[i], path, def));
             tw_jlist_add(rt, pair.u.l, group);
             tw_jlist_add(rt, r.u.l, pair);
         }

@@ -3,20 +3,19 @@
 
 #include <stdio.h>
 #include <time.h>
-#include <utf8proc.h>
 
-enum test { T_BOOLEAN = 1, T_CALLABLE, T_DEFINED, T_DIVISIBLE, T_EQ, T_EVEN, T_FALSE, T_FILTER,
+enum test { T_BOOLEAN = 1, T_CALLABLE, T_DEFINED, T_DIVISIBLE, T_EQ, T_ESCAPED, T_EVEN, T_FALSE, T_FILTER,
     T_FLOAT, T_GE, T_GT, T_IN, T_INTEGER, T_ITERABLE, T_LE, T_LOWER, T_LT, T_MAPPING, T_NE, T_NONE,
     T_NUMBER, T_ODD, T_SAMEAS, T_SEQUENCE, T_STRING, T_TEST, T_TRUE, T_UNDEFINED, T_UPPER };
 
 static const struct { const char *name; enum test t; } tests[] = {
     { "boolean", T_BOOLEAN }, { "callable", T_CALLABLE }, { "defined", T_DEFINED },
     { "divisibleby", T_DIVISIBLE }, { "eq", T_EQ }, { "equalto", T_EQ }, { "==", T_EQ },
-    { "even", T_EVEN }, { "false", T_FALSE }, { "filter", T_FILTER }, { "float", T_FLOAT },
-    { "ge", T_GE }, { ">=", T_GE }, { "gt", T_GT }, { "greaterthan", T_GT }, { ">", T_GT },
-    { "in", T_IN }, { "integer", T_INTEGER }, { "iterable", T_ITERABLE }, { "le", T_LE },
-    { "<=", T_LE }, { "lower", T_LOWER }, { "lt", T_LT }, { "lessthan", T_LT }, { "<", T_LT },
-    { "mapping", T_MAPPING }, { "ne", T_NE }, { "!=", T_NE }, { "none", T_NONE },
+    { "escaped", T_ESCAPED }, { "even", T_EVEN }, { "false", T_FALSE }, { "filter", T_FILTER },
+    { "float", T_FLOAT }, { "ge", T_GE }, { ">=", T_GE }, { "gt", T_GT }, { "greaterthan", T_GT },
+    { ">", T_GT }, { "in", T_IN }, { "integer", T_INTEGER }, { "iterable", T_ITERABLE },
+    { "le", T_LE }, { "<=", T_LE }, { "lower", T_LOWER }, { "lt", T_LT }, { "lessthan", T_LT },
+    { "<", T_LT }, { "mapping", T_MAPPING }, { "ne", T_NE }, { "!=", T_NE }, { "none", T_NONE },
     { "number", T_NUMBER }, { "odd", T_ODD }, { "sameas", T_SAMEAS }, { "sequence", T_SEQUENCE },
     { "string", T_STRING }, { "test", T_TEST }, { "true", T_TRUE }, { "undefined", T_UNDEFINED },
     { "upper", T_UPPER },
@@ -30,30 +29,15 @@ uint16_t tw_jtest_find(struct tw_str name)
     return 0;
 }
 
-static bool all_case(struct tw_jrt *rt, const struct tw_jval *v, bool upper)
+/* v % by == rest; of a text, % is formatting, which fails. */
+static bool modulo(struct tw_jrt *rt, const struct tw_jval *v, const struct tw_jval *by, int64_t rest)
 {
-    const struct tw_jstr *s = tw_jstring(rt, v).u.s;
-    const char *p = s->p, *end = p + s->n;
-    bool seen = false;
+    struct tw_jval r, want = tw_jint(rest);
 
-    while (p < end) {
-        utf8proc_category_t g = utf8proc_category((utf8proc_int32_t)tw_utf8_next(&p, end));
-
-        if (g == (upper ? UTF8PROC_CATEGORY_LL : UTF8PROC_CATEGORY_LU) || g == UTF8PROC_CATEGORY_LT)
-            return false;
-        seen |= g == (upper ? UTF8PROC_CATEGORY_LU : UTF8PROC_CATEGORY_LL);
-    }
-    return seen;
-}
-
-static int64_t modulo(struct tw_jrt *rt, const struct tw_jval *v, int64_t by)
-{
-    struct tw_jval d = tw_jint(by), r;
-
-    if (v->t != TW_V_INT && v->t != TW_V_BOOL)
-        tw_jfail(rt, "the test needs an integer, not %s", tw_jtype_name(v));
-    r = tw_jbinary(rt, OP_MOD, v, &d);
-    return r.u.i;
+    if (!tw_jis_num(v) || !tw_jis_num(by))
+        tw_jfail(rt, "the test needs a number, not %s", tw_jtype_name(tw_jis_num(v) ? by : v));
+    r = tw_jbinary(rt, OP_MOD, v, by);
+    return tw_jequal(rt, &r, &want);
 }
 
 static bool same(struct tw_jrt *rt, const struct tw_jval *a, const struct tw_jval *b)
@@ -81,9 +65,7 @@ static bool with_argument(struct tw_jrt *rt, enum test t, const struct tw_jval *
         tw_jfail(rt, "the test needs an argument");
     switch (t) {
     case T_DIVISIBLE:
-        if (x->t != TW_V_INT)
-            tw_jfail(rt, "divisibleby needs an integer");
-        return modulo(rt, v, x->u.i) == 0;
+        return modulo(rt, v, x, 0);
     case T_EQ:
         return tw_jequal(rt, v, x);
     case T_NE:
@@ -100,6 +82,7 @@ static bool with_argument(struct tw_jrt *rt, enum test t, const struct tw_jval *
 bool tw_jtest(struct tw_jrt *rt, uint16_t fn, const struct tw_jval *v, struct tw_jargs *a)
 {
     enum test t = fn;
+    const struct tw_jval two = tw_jint(2);
     bool lazy = v->t == TW_V_LIST && (v->u.l->kind == TW_L_GEN || v->u.l->kind == TW_L_VIEW);
 
     if (t == T_DIVISIBLE || t == T_EQ || t == T_NE || t == T_IN || t == T_SAMEAS || t == T_GE ||
@@ -108,38 +91,41 @@ bool tw_jtest(struct tw_jrt *rt, uint16_t fn, const struct tw_jval *v, struct tw
         return with_argument(rt, t, v, tw_jarg(a, 0, NULL));
     }
     tw_jargs_done(rt, a, 0, "the test");
+    if ((t == T_FILTER || t == T_TEST) && (v->t == TW_V_LIST || v->t == TW_V_DICT))
+        tw_jfail(rt, "unhashable type: '%s'", tw_jtype_name(v));
     switch (t) {
     case T_BOOLEAN: return v->t == TW_V_BOOL;
-    case T_CALLABLE: return v->t >= TW_V_MACRO;
+    case T_CALLABLE: return v->t >= TW_V_MACRO || v->t == TW_V_UNDEF;
     case T_DEFINED: return v->t != TW_V_UNDEF;
-    case T_EVEN: return modulo(rt, v, 2) == 0;
+    case T_ESCAPED: return v->t == TW_V_STR && v->u.s->safe;
+    case T_EVEN: return modulo(rt, v, &two, 0);
     case T_FALSE: return v->t == TW_V_BOOL && !v->u.b;
     case T_FILTER: return v->t == TW_V_STR && tw_jfilter_find((struct tw_str){ v->u.s->p, v->u.s->n });
     case T_FLOAT: return v->t == TW_V_FLOAT;
     case T_INTEGER: return v->t == TW_V_INT || v->t == TW_V_BIG;
     case T_ITERABLE: return v->t == TW_V_STR || v->t == TW_V_LIST || v->t == TW_V_DICT ||
             v->t == TW_V_UNDEF || v->t == TW_V_LOOP;
-    case T_LOWER: return all_case(rt, v, false);
+    case T_LOWER: return tw_jstr_case(tw_jstring(rt, v).u.s, false);
     case T_MAPPING: return v->t == TW_V_DICT;
     case T_NONE: return v->t == TW_V_NONE;
     case T_NUMBER: return tw_jis_num(v) || v->t == TW_V_BIG;
-    case T_ODD: return modulo(rt, v, 2) == 1;
+    case T_ODD: return modulo(rt, v, &two, 1);
     case T_SEQUENCE: return v->t == TW_V_STR || v->t == TW_V_DICT || v->t == TW_V_UNDEF ||
             (v->t == TW_V_LIST && !lazy);
     case T_STRING: return v->t == TW_V_STR;
     case T_TEST: return v->t == TW_V_STR && tw_jtest_find((struct tw_str){ v->u.s->p, v->u.s->n });
     case T_TRUE: return v->t == TW_V_BOOL && v->u.b;
     case T_UNDEFINED: return v->t == TW_V_UNDEF;
-    default: return all_case(rt, v, true);
+    default: return tw_jstr_case(tw_jstring(rt, v).u.s, true);
     }
 }
 
 /* ---- functions ---- */
 
-enum func { F_RAISE = 1, F_RANGE, F_NAMESPACE, F_DICT, F_STRFTIME };
+enum func { F_RAISE = 1, F_RANGE, F_NAMESPACE, F_DICT, F_STRFTIME, F_CYCLER, F_JOINER };
 static const struct { const char *name; enum func f; } funcs[] = { { "raise_exception", F_RAISE },
     { "range", F_RANGE }, { "namespace", F_NAMESPACE }, { "dict", F_DICT },
-    { "strftime_now", F_STRFTIME } };
+    { "strftime_now", F_STRFTIME }, { "cycler", F_CYCLER }, { "joiner", F_JOINER } };
 
 uint16_t tw_jfunc_find(struct tw_str name)
 {
@@ -169,7 +155,10 @@ static struct tw_jval make_range(struct tw_jrt *rt, struct tw_jargs *a)
             tw_jfail(rt, "Range too big. The sandbox blocks ranges larger than 100000.");
         n = (int64_t)count;
     }
-    r = tw_jlist_new(rt, n, by == 1 ? TW_L_RANGE : TW_L_LIST);
+    r = tw_jlist_new(rt, n, TW_L_RANGE);
+    r.u.l->of.range.start = lo;
+    r.u.l->of.range.stop = hi;
+    r.u.l->of.range.step = by;
     for (int64_t i = 0; i < n; i++)
         tw_jlist_add(rt, r.u.l, tw_jint(lo + i * by));
     return r;
@@ -195,11 +184,31 @@ static struct tw_jval make_dict(struct tw_jrt *rt, struct tw_jargs *a, bool ns)
         for (int64_t i = 0; i < a->v[0].u.m->n; i++)
             tw_jdict_set(rt, r.u.m, a->v[0].u.m->e[i].k, a->v[0].u.m->e[i].v);
     }
+    for (int64_t i = 0; ns && i < a->nkw; i++)
+        if (a->name[i].n && a->name[i].p[0] == '_')
+            tw_jfail(rt, "a namespace cannot hold the name '%.*s'", (int)a->name[i].n, a->name[i].p);
     for (int64_t i = 0; i < a->nkw; i++)
         tw_jdict_set(rt, r.u.m, tw_jtext(rt, a->name[i].p, a->name[i].n, 0), a->kw[i]);
     if (ns)
         r.t = TW_V_NS;
     return r;
+}
+
+static struct tw_jval make_cycle(struct tw_jrt *rt, struct tw_jargs *a, bool joiner)
+{
+    struct tw_jval items = tw_jlist_new(rt, a->n + 1, TW_L_TUPLE);
+    struct tw_jcycle *c = tw_jalloc(rt, sizeof(*c));
+    const struct tw_jval *sep = joiner ? tw_jarg(a, 0, "sep") : NULL;
+
+    if (joiner)
+        tw_jlist_add(rt, items.u.l, sep ? *sep : tw_jlit(rt, ", "));
+    for (int64_t i = 0; i < a->n && !joiner; i++)
+        tw_jlist_add(rt, items.u.l, a->v[i]);
+    if (!items.u.l->n)
+        tw_jfail(rt, "at least one item has to be provided");
+    tw_jargs_done(rt, a, joiner ? 1 : INT64_MAX, joiner ? "joiner" : "cycler");
+    *c = (struct tw_jcycle){ .items = items.u.l };
+    return (struct tw_jval){ .t = joiner ? TW_V_JOINER : TW_V_CYCLER, .u.cycle = c };
 }
 
 static struct tw_jval strftime_now(struct tw_jrt *rt, struct tw_jargs *a)
@@ -233,6 +242,8 @@ struct tw_jval tw_jfunc(struct tw_jrt *rt, uint16_t fn, struct tw_jargs *a)
         return make_dict(rt, a, true);
     case F_DICT:
         return make_dict(rt, a, false);
+    case F_CYCLER: case F_JOINER:
+        return make_cycle(rt, a, fn == F_JOINER);
     default:
         return strftime_now(rt, a);
     }

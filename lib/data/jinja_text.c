@@ -94,7 +94,7 @@ static void put_number(struct tw_jrt *rt, struct tw_jsink *k, const struct tw_jv
     tw_jsink_add(rt, k, t, strlen(t), v->origin, -1);
 }
 
-static bool printable(uint32_t c)
+bool tw_jprintable(uint32_t c)
 {
     utf8proc_category_t g;
 
@@ -143,7 +143,7 @@ static void repr_str(struct tw_jrt *rt, struct tw_jsink *k, const struct tw_jstr
             snprintf(t, sizeof(t), "\\%c", (int)c);
         else if (c == '\n' || c == '\r' || c == '\t')
             snprintf(t, sizeof(t), "\\%c", c == '\n' ? 'n' : c == '\r' ? 'r' : 't');
-        else if (!printable(c))
+        else if (!tw_jprintable(c))
             snprintf(t, sizeof(t), c < 0x100 ? "\\x%02x" : c < 0x10000 ? "\\u%04x" : "\\U%08x", c);
         else
             t[0] = 0;
@@ -166,12 +166,15 @@ static void repr_list(struct tw_jrt *rt, struct tw_jsink *k, const struct tw_jli
         tw_jsink_lit(rt, k, "<generator object>");
         return;
     case TW_L_RANGE:
-        snprintf(t, sizeof(t), "range(%lld, %lld)", l->n ? (long long)l->v[0].u.i : 0LL,
-                l->n ? (long long)l->v[l->n - 1].u.i + 1 : 0LL);
+        snprintf(t, sizeof(t), "range(%lld, %lld", (long long)l->of.range.start, (long long)l->of.range.stop);
+        tw_jsink_lit(rt, k, t);
+        snprintf(t, sizeof(t), l->of.range.step == 1 ? ")" : ", %lld)", (long long)l->of.range.step);
         tw_jsink_lit(rt, k, t);
         return;
     case TW_L_VIEW:
-        tw_jsink_lit(rt, k, "dict_view(");
+        tw_jsink_lit(rt, k, "dict_");
+        tw_jsink_lit(rt, k, l->of.view);
+        tw_jsink_lit(rt, k, "(");
         break;
     default:
         break;
@@ -221,7 +224,9 @@ void tw_jrepr(struct tw_jrt *rt, struct tw_jsink *k, const struct tw_jval *v)
         put_number(rt, k, v);
         break;
     case TW_V_STR:
+        tw_jsink_lit(rt, k, v->u.s->safe ? "Markup(" : "");
         repr_str(rt, k, v->u.s);
+        tw_jsink_lit(rt, k, v->u.s->safe ? ")" : "");
         break;
     case TW_V_LIST:
         repr_list(rt, k, v->u.l);

@@ -178,7 +178,7 @@ struct tw_jval tw_jsub(struct tw_jrt *rt, const struct tw_jstr *s, size_t begin,
     if (end < begin)
         end = begin;
     *r = (struct tw_jstr){ .p = s->p + begin, .n = end - begin, .origin = s->origin,
-        .owner = s->owner };
+        .owner = s->owner, .safe = s->safe };
     if (s->nrun) {
         while (i < s->nrun - 1 && s->run[i].end <= begin)
             i++;
@@ -289,6 +289,8 @@ static struct tw_jval json_number(struct tw_jrt *rt, const struct tw_json *j, ui
 
     for (size_t i = 0; digits && i < j->raw.n; i++)
         digits = j->raw.p[i] == '-' || (j->raw.p[i] >= '0' && j->raw.p[i] <= '9');
+    if (digits && j->raw.n > TW_J_DIGITS)
+        tw_jfail(rt, "an integer of more than %d digits", TW_J_DIGITS);
     if (digits) {
         v = tw_jtext(rt, j->raw.p, j->raw.n, origin);
         v.t = TW_V_BIG;
