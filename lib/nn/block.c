@@ -64,7 +64,18 @@ static void swiglu_step(struct tw_stepper *s, const struct tw_layer *l)
     s->ops->linear(s->m->dev, &s->x, &h, NULL, 0, &down, 1, &s->x);
 }
 
+static void moe(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x, struct tw_var *out)
+{
+    tw_t_moe(t, l, tw_t_norm(t, x, l->w[TW_S_NORM2], t->m->cfg.D), x, out);
+}
+
+static const char *moe_lacks(const struct tw_ops *ops)
+{
+    return ops->moe ? NULL : "products of experts";
+}
+
 const struct tw_block tw_block_gqa = { .name = "gqa", .forward = gqa, .step = gqa_step,
     .kv = true };
 const struct tw_block tw_block_swiglu = { .name = "swiglu", .forward = swiglu,
     .step = swiglu_step };
+const struct tw_block tw_block_moe = { .name = "moe", .forward = moe, .lacks = moe_lacks };

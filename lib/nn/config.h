@@ -17,20 +17,19 @@ struct tw_rope_conf {
     bool truncate;
 };
 
-/* How a router chooses: softmax of its logits, the best K; the best K of the groups with the best
- * member; sigmoid, with a bias in the choice alone, the best K of the groups with the best pair. */
-enum tw_route { TW_ROUTE_SOFTMAX, TW_ROUTE_GROUP_MAX, TW_ROUTE_SIGMOID };
-
 struct tw_moe_conf {
     int64_t E, K, I;            /* experts, experts a token, width of each; E 0: there are none */
     int64_t shared;             /* width of the shared expert; 0: none */
     bool shared_gate;           /* which is weighted by a sigmoid */
-    enum tw_route route;
+    enum tw_route_kind route;
     bool norm;                  /* weights of a token are divided by their sum */
     double scale;               /* then multiplied */
     int64_t groups, topk_groups;
     double aux;                 /* coefficient of the balancing loss as the file has it */
-    int64_t step, first_dense;  /* decoder_sparse_step, first_k_dense_replace */
+    int64_t step, first_dense, freq;    /* decoder_sparse_step, first_k_dense_replace,
+                                 * moe_layer_freq */
+    int64_t shared_count;       /* n_shared_experts: shared is so many widths of an expert */
+    bool fused;                 /* new files have one tensor for all experts of a layer */
 };
 
 /* What differs between the layers of a model. */

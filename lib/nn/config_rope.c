@@ -75,7 +75,7 @@ static int numbers(struct tw_config *c, const struct tw_json *dict, struct tw_er
     double orig = (double)c->max_positions;
     int factor;
 
-    r->partial = 1;
+    r->partial = r->partial != 0 ? r->partial : 1;      /* as the family has it */
     r->beta_fast = 32;
     r->beta_slow = 1;
     r->truncate = true;

@@ -1,7 +1,7 @@
 /* count.c - the counting device: takes the layouts of another device, allocates nothing, computes
  * nothing, and adds up floating-point operations (a multiply-add is two). Addresses it is given are
  * never read. */
-#include "nn/ops.h"
+#include "nn/count_priv.h"
 #include "base/mem.h"
 #include <stdlib.h>
 
@@ -370,6 +370,8 @@ struct tw_dev *tw_count_open(const struct tw_dev *dev, struct tw_err *err)
     }
     if (tw_ops(dev)->mla)
         c->ops.mla = &mla;
+    if (tw_ops(dev)->moe)
+        c->ops.moe = &tw_count_moe;
     c->head.ops = &c->ops;
     c->like = dev;
     return (struct tw_dev *)c;

@@ -3,6 +3,7 @@
 
 static const struct tw_family *const families[] = {
     &tw_family_llama, &tw_family_qwen2, &tw_family_qwen3,
+    &tw_family_qwen2_moe, &tw_family_qwen3_moe, &tw_family_glm4_moe,
 };
 
 const struct tw_tdef tw_global_decoder[] = {
@@ -57,6 +58,7 @@ bool tw_if(const struct tw_config *c, enum tw_if f)
     case TW_IF_QK_NORM: return c->qk_norm;
     case TW_IF_POST_NORMS: return c->post_norms;
     case TW_IF_SHARED: return c->moe.shared > 0;
+    case TW_IF_ROUTER_BIAS: return c->moe.route == TW_ROUTE_SIGMOID;
     case TW_IF_SHARED_GATE: return c->moe.shared > 0 && c->moe.shared_gate;
     }
     return false;
@@ -66,6 +68,7 @@ int64_t tw_dim(const struct tw_config *c, enum tw_dim d)
 {
     switch (d) {
     case TW_D1: return 1;
+    case TW_DONE: return 1;
     case TW_DV: return c->V;
     case TW_DD: return c->D;
     case TW_DI: return c->I;

@@ -9,7 +9,8 @@
 /* Dimensions that shapes are made of: 1 V D I nh*hd nkv*hd hd; experts E Im 2*Im, their shared one
  * Is. */
 enum tw_dim { TW_D1, TW_DV, TW_DD, TW_DI, TW_DQ, TW_DKV, TW_DHD,
-    TW_DE, TW_DIM, TW_DIM2, TW_DIS };
+    TW_DE, TW_DIM, TW_DIM2, TW_DIS,
+    TW_DONE };                  /* 1, of a matrix with one output */
 int64_t tw_dim(const struct tw_config *c, enum tw_dim d);
 
 /* Where a tensor is used. */
@@ -22,7 +23,7 @@ enum tw_slot { TW_S_EMBED, TW_S_HEAD, TW_S_NORM_F, TW_S_NORM1, TW_S_NORM2, TW_S_
 
 /* Settings of the config on which a tensor or its bias depends. */
 enum tw_if { TW_IF_UNSET, TW_IF_YES, TW_IF_QKV_BIAS, TW_IF_O_BIAS, TW_IF_MLP_BIAS, TW_IF_QK_NORM,
-    TW_IF_POST_NORMS, TW_IF_SHARED, TW_IF_SHARED_GATE };
+    TW_IF_POST_NORMS, TW_IF_SHARED, TW_IF_SHARED_GATE, TW_IF_ROUTER_BIAS };
 bool tw_if(const struct tw_config *c, enum tw_if f);
 
 /* How ranks split a tensor: outputs, inputs, rows of the vocabulary, experts, or each has all. */
@@ -71,7 +72,7 @@ struct tw_block {
     /* The op that it needs and OPS lacks, for a message; NULL: there are all (or no function). */
     const char *(*lacks)(const struct tw_ops *ops);
 };
-extern const struct tw_block tw_block_gqa, tw_block_swiglu;
+extern const struct tw_block tw_block_gqa, tw_block_swiglu, tw_block_moe;
 
 /* One of the two parts of a layer: the tensors it has (its norms among them), and what it does. */
 struct tw_part {
@@ -100,11 +101,17 @@ struct tw_family {
     const char *lora_default;           /* targets when an adapter names none */
 };
 extern const struct tw_family tw_family_llama, tw_family_qwen2, tw_family_qwen3;
+extern const struct tw_family tw_family_qwen2_moe, tw_family_qwen3_moe, tw_family_glm4_moe;
 
 /* The tables most families share. */
 extern const struct tw_tdef tw_global_decoder[];
 extern const struct tw_tdef tw_attn_llama[];    /* input_layernorm and self_attn.* */
 extern const struct tw_tdef tw_ffn_llama[];     /* post_attention_layernorm and mlp.* */
+/* family_moe.c: post_attention_layernorm, router and experts, as Qwen and as DeepSeek and GLM name
+ * them; the check of the config's moe, which lets layers be experts (ffn 1) or dense (ffn 0). */
+extern const struct tw_tdef tw_ffn_moe_qwen[], tw_ffn_moe_deepseek[];
+int tw_config_moe(struct tw_config *c, struct tw_err *err);
+
 /* config hook: attention_bias gives a bias to q, k, v and o. */
 int tw_config_attn_bias(struct tw_config *c, struct tw_err *err);
 

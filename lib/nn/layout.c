@@ -28,7 +28,7 @@ static struct tw_weight *add_weight(struct tw_model *m, const struct tw_tdef *d,
     int64_t rows = tw_dim(&m->cfg, d->rows), cols = tw_dim(&m->cfg, d->cols);
 
     *w = (struct tw_weight){ .name = tensor_name(m, d, layer, ".weight"), .def = d,
-        .layer = layer, .matrix = d->rows != TW_D1, .module = -1 };
+        .layer = layer, .matrix = d->rows != TW_D1, .module = -1, .part = { -1, -1 } };
     w->w = (struct tw_mat){ .dtype = w->matrix && !d->f32 ? m->opts.dtype : TW_F32, .rows = rows,
         .cols = cols, .n = tw_dim(&m->cfg, d->count) };
     if (d->lora) {
@@ -38,13 +38,14 @@ static struct tw_weight *add_weight(struct tw_model *m, const struct tw_tdef *d,
         w->module = m->nmodule++;
         mod->kind = dot ? dot + 1 : d->name;
         mod->w = w;
+        mod->rows = rows;
         mod->path = tw_xasprintf("%s%s.%lld.%s", class_prefix(m), tw_family_layers(m->cfg.family),
                 (long long)layer, d->name);
     }
     if (tw_if(&m->cfg, d->bias)) {
         b = &m->w[m->nw++];
         *b = (struct tw_weight){ .name = tensor_name(m, d, layer, ".bias"), .def = d,
-            .layer = layer, .is_bias = true, .module = -1,
+            .layer = layer, .is_bias = true, .module = -1, .part = { -1, -1 },
             .w = { .dtype = TW_F32, .rows = 1, .cols = rows } };
         w->bias = b;
     }
@@ -86,9 +87,12 @@ static void list_weights(struct tw_model *m)
     for (int64_t i = 0; i < L; i++) {
         struct tw_layer *l = &m->layer[i];
 
-        *l = (struct tw_layer){ .m = m, .index = i, .conf = &m->cfg.layer[i] };
+        *l = (struct tw_layer){ .m = m, .index = i, .conf = &m->cfg.layer[i],
+            .moe = -1 };
         l->mixer = &f->mixer[l->conf->mixer];
         l->ffn = &f->ffn[l->conf->ffn];
+        if (l->ffn->block == &tw_block_moe)
+            l->moe = m->nmoe++;
         n += count_defs(m, l->mixer->tensor, &lora) + count_defs(m, l->ffn->tensor, &lora);
     }
     m->w = tw_xcalloc((size_t)(2 * n), sizeof *m->w);

@@ -19,6 +19,7 @@ struct tw_weight {
     float *g2;                  /* of a tied embedding: the look-up's part of the gradient */
     struct tw_weight *bias;     /* NULL: none */
     int64_t module;             /* index of a module that LoRA may adapt; -1: it may not */
+    int64_t part[2];            /* of modules that are parts of it; -1: none */
 };
 
 struct tw_layer {
@@ -26,6 +27,7 @@ struct tw_layer {
     int64_t index;
     const struct tw_layer_conf *conf;
     const struct tw_part *mixer, *ffn;
+    int64_t moe;                /* its place among the layers with experts; -1: it has none */
     size_t kv_offset;           /* of this layer's keys and values in a block of a decode state */
     struct tw_weight *w[TW_NSLOT];
 };
@@ -49,6 +51,7 @@ struct tw_module {
     char *path;                 /* "model.layers.0.self_attn.q_proj" */
     const char *kind;           /* "q_proj": the last component of path */
     struct tw_weight *w;
+    int64_t row, rows;          /* which of w's rows it is: usually all */
 };
 
 struct tw_model {
@@ -66,6 +69,7 @@ struct tw_model {
     int64_t nstored;
     struct tw_weight *global[TW_NSLOT];
     struct tw_layer *layer;
+    int64_t nmoe;               /* layers with experts */
     struct tw_module *module;
     int64_t nmodule;
     struct tw_devmem mem, grads;

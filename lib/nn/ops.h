@@ -24,6 +24,7 @@
 #define TW_OPS_H
 #include "base/err.h"
 #include "nn/mla_ops.h"
+#include "nn/moe_ops.h"
 #include "nn/step_ops.h"
 #include "nn/tensor.h"
 
@@ -222,6 +223,7 @@ struct tw_ops {
     void (*kv_put)(struct tw_dev *d, const struct tw_tensor *k, const struct tw_tensor *v,
             const struct tw_attn *a);
     const struct tw_mla_ops *mla;   /* attention over latents; NULL: the device has none */
+    const struct tw_moe_ops *moe;   /* experts; NULL: the device has none */
 
     /* y = act(gate) * up, and its backward. dgate may alias gate, dup up. */
     void (*glu)(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor *gate,

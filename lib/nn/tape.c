@@ -1,5 +1,5 @@
 /* tape.c - ops, forward and back */
-#include "nn/tape.h"
+#include "nn/tape_priv.h"
 #include <assert.h>
 #include <math.h>
 
@@ -20,7 +20,7 @@ struct tw_tensor *tw_var_grad(struct tw_tape *t, struct tw_var *v, bool *add)
     return &v->g;
 }
 
-static struct tw_op *note(struct tw_tape *t, tw_bwd_fn *bwd, struct tw_var *y, struct tw_var *x)
+struct tw_op *tw_note(struct tw_tape *t, tw_bwd_fn *bwd, struct tw_var *y, struct tw_var *x)
 {
     struct tw_op *op;
 
@@ -52,7 +52,7 @@ struct tw_var *tw_t_embed(struct tw_tape *t, struct tw_weight *w, const int32_t 
     struct tw_op *op;
 
     t->ops->embed(t->dev, &y->v, &w->w, id);
-    op = note(t, embed_back, y, NULL);
+    op = tw_note(t, embed_back, y, NULL);
     if (op) {
         op->w = w;
         op->x = tw_arena_alloc(t->host, sizeof *op->x);
@@ -79,7 +79,7 @@ struct tw_var *tw_t_norm(struct tw_tape *t, struct tw_var *x, struct tw_weight *
 
     t->ops->rmsnorm(t->dev, &y->v, rstd, &x->v, w->w.data, n, (float)t->m->cfg.eps,
             (float)t->m->cfg.norm_off);
-    op = note(t, norm_back, y, x);
+    op = tw_note(t, norm_back, y, x);
     if (op) {
         op->w = w;
         op->save = rstd;
@@ -88,19 +88,18 @@ struct tw_var *tw_t_norm(struct tw_tape *t, struct tw_var *x, struct tw_weight *
     return y;
 }
 
-/* The runs of W's module, out of the batch's spans. */
-static struct tw_lora_ctx lora_ctx(struct tw_tape *t, const struct tw_weight *w)
+struct tw_lora_ctx tw_lora_ctx_of(struct tw_tape *t, int64_t module)
 {
     const struct tw_batch *b = t->b;
     struct tw_lora_run *run;
-    struct tw_lora_ctx c = { .drop_key = t->drop, .module = (uint32_t)w->module };
+    struct tw_lora_ctx c = { .drop_key = t->drop, .module = (uint32_t)module };
 
-    if (w->module < 0 || !b->nspan)
+    if (module < 0 || !b->nspan)
         return c;
     c.run = run = tw_arena_alloc(t->host, (size_t)b->nspan * sizeof *run);
     for (int64_t i = 0; i < b->nspan; i++) {
         const struct tw_adapter *a = b->span[i].a;
-        const struct tw_lora *l = &a->lora[w->module];
+        const struct tw_lora *l = &a->lora[module];
 
         if (l->r)
             run[c.nrun++] = (struct tw_lora_run){ .t0 = b->span[i].t0, .t1 = b->span[i].t1,
@@ -111,7 +110,7 @@ static struct tw_lora_ctx lora_ctx(struct tw_tape *t, const struct tw_weight *w)
 }
 
 /* y + res share one gradient: when nothing has written res's yet, y's becomes it. */
-static void residual_back(struct tw_tape *t, struct tw_var *y, struct tw_var *res)
+void tw_residual_back(struct tw_tape *t, struct tw_var *y, struct tw_var *res)
 {
     if (!res->wrote && (!res->g.data || res->g.data == y->g.data)) {
         res->g = y->g;
@@ -124,7 +123,7 @@ static void residual_back(struct tw_tape *t, struct tw_var *y, struct tw_var *re
 static void linear_back(struct tw_tape *t, struct tw_op *op)
 {
     struct tw_weight *w = op->w;
-    struct tw_lora_ctx c = lora_ctx(t, w);
+    struct tw_lora_ctx c = tw_lora_ctx_of(t, w->module);
     struct tw_tensor *dx, *dy = &op->y->g, scratch;
     size_t top;
     bool add;
@@ -144,13 +143,13 @@ static void linear_back(struct tw_tape *t, struct tw_op *op)
     }
     t->st->top = top;
     if (op->x2)
-        residual_back(t, op->y, op->x2);
+        tw_residual_back(t, op->y, op->x2);
 }
 
 struct tw_var *tw_t_linear(struct tw_tape *t, struct tw_var *x, struct tw_weight *w,
         struct tw_var *res, struct tw_var *out)
 {
-    struct tw_lora_ctx c = lora_ctx(t, w);
+    struct tw_lora_ctx c = tw_lora_ctx_of(t, w->module);
     struct tw_var *y = out ? out : tw_var_new(t, x->v.rows, w->w.rows);
     const struct tw_tensor *add = res ? &res->v : NULL;
     const float *bias = w->bias ? w->bias->w.data : NULL;
@@ -166,7 +165,7 @@ struct tw_var *tw_t_linear(struct tw_tape *t, struct tw_var *x, struct tw_weight
         t->ops->linear(t->dev, &y->v, &x->v, &w->w, bias, add);
     if (c.nrun && !t->ops->lora_linear)
         t->ops->lora(t->dev, &y->v, &h, &x->v, &c);
-    op = note(t, linear_back, y, x);
+    op = tw_note(t, linear_back, y, x);
     if (op) {
         op->w = w;
         op->h = h;
@@ -194,7 +193,7 @@ static void group_back(struct tw_tape *t, struct tw_op *op)
     for (int i = 0; i < n; i++) {
         struct tw_group *g = &op->group[i];
 
-        c[i] = lora_ctx(t, g->w);
+        c[i] = tw_lora_ctx_of(t, g->w->module);
         scratch[i] = tw_stack_tensor(t->st, TW_F32, t->b->T, t->b->max_r);
         one[i] = (struct tw_lora_one){ .y = &g->y->g, .h = &g->h, .scratch = &scratch[i],
             .w = &g->w->w, .c = &c[i] };
@@ -209,7 +208,7 @@ static bool grouped(struct tw_tape *t, struct tw_weight *const *w, int n)
     bool all = t->ops->lora_group;
 
     for (int i = 0; all && i < n; i++)
-        all = lora_ctx(t, w[i]).nrun > 0;
+        all = tw_lora_ctx_of(t, w[i]->module).nrun > 0;
     return all;
 }
 
@@ -229,7 +228,7 @@ void tw_t_linears(struct tw_tape *t, struct tw_var *x, struct tw_weight *const *
     }
     g = tw_arena_alloc(t->host, (size_t)n * sizeof *g);
     for (int i = 0; i < n; i++) {
-        c[i] = lora_ctx(t, w[i]);
+        c[i] = tw_lora_ctx_of(t, w[i]->module);
         y[i] = tw_var_new(t, x->v.rows, w[i]->w.rows);
         g[i] = (struct tw_group){ .y = y[i], .w = w[i],
             .h = tw_stack_tensor(t->st, TW_F32, t->b->T, t->b->max_r) };
@@ -237,7 +236,7 @@ void tw_t_linears(struct tw_tape *t, struct tw_var *x, struct tw_weight *const *
             .bias = w[i]->bias ? w[i]->bias->w.data : NULL, .c = &c[i] };
     }
     t->ops->lora_group(t->dev, one, n, &x->v);
-    op = note(t, group_back, y[0], x);
+    op = tw_note(t, group_back, y[0], x);
     if (op) {
         op->group = g;
         op->n = n;
@@ -248,7 +247,7 @@ static void residual_op_back(struct tw_tape *t, struct tw_op *op)
 {
     op->x2->g = op->y->g;       /* read before anything is added to x's, which is the same */
     op->x2->wrote = true;
-    residual_back(t, op->y, op->x);
+    tw_residual_back(t, op->y, op->x);
 }
 
 void tw_t_residual(struct tw_tape *t, struct tw_var *x, struct tw_var *y, struct tw_weight *w,
@@ -261,7 +260,7 @@ void tw_t_residual(struct tw_tape *t, struct tw_var *x, struct tw_var *y, struct
         t->ops->copy(t->dev, out->v.data, x->v.data,
                 (size_t)(x->v.rows * x->v.cols) * tw_dtype_size(x->v.dtype));
     t->ops->add(t->dev, &out->v, &z->v);
-    op = note(t, residual_op_back, out, x);
+    op = tw_note(t, residual_op_back, out, x);
     if (op)
         op->x2 = z;
 }
@@ -278,7 +277,7 @@ void tw_t_rope(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x, in
     struct tw_op *op;
 
     t->ops->rope(t->dev, &x->v, heads, hd, r, 1);
-    op = note(t, rope_back, x, x);
+    op = tw_note(t, rope_back, x, x);
     if (op) {
         op->heads = heads;
         op->n = hd;
@@ -313,7 +312,7 @@ struct tw_var *tw_t_norm_rope(struct tw_tape *t, const struct tw_layer *l, struc
     rstd = tw_stack_take(t->st, (size_t)(x->v.rows * heads) * sizeof *rstd);
     t->ops->norm_rope(t->dev, &y->v, rstd, &x->v, w->w.data, hd, (float)t->m->cfg.eps,
             (float)t->m->cfg.norm_off, r);
-    op = note(t, norm_rope_back, y, x);
+    op = tw_note(t, norm_rope_back, y, x);
     if (op) {
         op->w = w;
         op->save = rstd;
@@ -351,7 +350,7 @@ struct tw_var *tw_t_attn(struct tw_tape *t, const struct tw_layer *l, struct tw_
     if (t->record)
         lse = tw_stack_take(t->st, (size_t)(q->v.rows * c->nh) * sizeof *lse);
     t->ops->attn(t->dev, &y->v, lse, &q->v, &k->v, &v->v, &a);
-    op = note(t, attn_back, y, q);
+    op = tw_note(t, attn_back, y, q);
     if (op) {
         op->x2 = k;
         op->x3 = v;
@@ -378,7 +377,7 @@ struct tw_var *tw_t_glu(struct tw_tape *t, struct tw_var *gate, struct tw_var *u
     struct tw_op *op;
 
     t->ops->glu(t->dev, &y->v, &gate->v, &up->v, (enum tw_act)t->m->cfg.act);
-    op = note(t, glu_back, y, gate);
+    op = tw_note(t, glu_back, y, gate);
     if (op)
         op->x2 = up;
     return y;

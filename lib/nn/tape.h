@@ -30,7 +30,16 @@ struct tw_op {
     struct tw_attn attn;
     const struct tw_rope *rope;
     struct tw_group *group;
+    void *more;                 /* what the op's own file keeps */
     struct tw_op *prev;
+};
+
+/* Routers of a pass. */
+struct tw_routing {
+    const int32_t *given;       /* (dev) [nmoe, T, K] as tw_moe_ops.route() takes them; NULL: none */
+    int32_t *chosen;            /* (dev) [nmoe, T, K] where choices are kept; NULL: nobody asks */
+    int32_t *load;              /* (dev) [nmoe, E]; NULL: nobody asks */
+    struct tw_balance balance;  /* load is of no meaning here */
 };
 
 struct tw_tape {
@@ -42,6 +51,7 @@ struct tw_tape {
     const struct tw_batch *b;
     struct tw_rope rope[TW_MAX_ROPES];
     const uint64_t *drop;       /* (dev) */
+    struct tw_routing routing;
     struct tw_op *last;         /* newest note of the open segment */
     bool record;
     struct tw_var *known;       /* replaying: this output is there already */
@@ -70,6 +80,11 @@ void tw_t_rope(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x, in
 struct tw_var *tw_t_attn(struct tw_tape *t, const struct tw_layer *l, struct tw_var *q,
         struct tw_var *k, struct tw_var *v);
 struct tw_var *tw_t_glu(struct tw_tape *t, struct tw_var *gate, struct tw_var *up);
+
+/* tape_moe.c: router, experts and shared expert of the input of a layer's ffn, normalised as N; X and
+ * what they give go into OUT. */
+void tw_t_moe(struct tw_tape *t, const struct tw_layer *l, struct tw_var *n, struct tw_var *x,
+        struct tw_var *out);
 
 /* Walks the notes of the open segment back and forgets them. */
 void tw_tape_back(struct tw_tape *t);

@@ -250,9 +250,11 @@ static float *fetch_grad(struct golden *g, const struct tw_param *p, bool adapte
     struct tw_mat gm = p->w;
 
     gm.data = p->g;
-    if (p->matrix && !adapter)
-        tw_ops(g->dev)->mat_get(g->dev, v, &gm, 0, gm.rows);
-    else
+    for (int64_t i = 0; p->matrix && !adapter && i < tw_mat_count(&gm); i++) {
+        tw_ops(g->dev)->mat_get(g->dev, v + i * gm.rows * gm.cols, &gm, 0, gm.rows);
+        gm.data = (float *)gm.data + p->n / tw_mat_count(&gm);
+    }
+    if (!p->matrix || adapter)
         tw_ops(g->dev)->get(g->dev, v, p->g, (size_t)p->n * sizeof *v);
     return v;
 }

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include "base/mem.h"
-#include "nn/cpu/cpu_priv.h"
+#include "nn/cpu/moe_priv.h"
 
 static void *mem_new(size_t bytes)
 {
@@ -114,7 +114,8 @@ static const struct tw_ops cpu_ops = {
     .lora = tw_cpu_lora, .lora_bwd = tw_cpu_lora_bwd, .lora_linear = tw_cpu_lora_linear,
     .lora_linear_bwd = tw_cpu_lora_linear_bwd, .begin = tw_cpu_begin, .rope = tw_cpu_rope,
     .attn = tw_cpu_attn, .attn_bwd = tw_cpu_attn_bwd, .kv_bytes = tw_cpu_kv_bytes,
-    .kv_put = tw_cpu_kv_put, .mla = &tw_cpu_mla, .glu = tw_cpu_glu, .glu_bwd = tw_cpu_glu_bwd,
+    .kv_put = tw_cpu_kv_put, .mla = &tw_cpu_mla, .moe = &tw_cpu_moe,
+    .glu = tw_cpu_glu, .glu_bwd = tw_cpu_glu_bwd,
     .head = tw_cpu_head, .head_scratch = tw_cpu_head_scratch, .logits = tw_cpu_logits,
     .pick = tw_cpu_pick, .add = tw_cpu_add, .axpy = tw_cpu_axpy,
     .sumsq = tw_cpu_sumsq, .clip = tw_cpu_clip, .adamw = tw_cpu_adamw, .sgd = tw_cpu_sgd,
