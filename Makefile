@@ -37,13 +37,14 @@ V ?=
 VERSION = 0.1.0
 # What a build needs, as Debian names it, and a header by which each is known to be there.
 PACKAGES = git make gcc libc6-dev libcurl4-openssl-dev libarchive-dev libzstd-dev libpcre2-dev \
-	libutf8proc-dev libjsmn-dev
-HEADERS = stdio.h curl/curl.h archive.h zstd.h pcre2.h utf8proc.h jsmn.h
+	libutf8proc-dev libjsmn-dev libmicrohttpd-dev libsqlite3-dev
+HEADERS = stdio.h curl/curl.h archive.h zstd.h pcre2.h utf8proc.h jsmn.h microhttpd.h sqlite3.h
 
 WARN = -Wall -Wextra -Wshadow -Wvla -Wno-unused-parameter -Wstrict-prototypes
 ALL_CPPFLAGS = -Ilib -D_GNU_SOURCE -DTW_VERSION='"$(VERSION)"' -include base/banned.h $(CPPFLAGS)
 ALL_CFLAGS = -std=c11 $(OPT) $(WARN) -ffp-contract=off -fno-math-errno -pthread -fPIC $(CFLAGS)
-LIBS = -lpcre2-8 -lutf8proc -larchive -lcurl -lzstd -ldl -lm -pthread
+LIBS = -Wl,--as-needed -lmicrohttpd -lsqlite3 -lpcre2-8 -lutf8proc -larchive -lcurl \
+	-lzstd -ldl -lm -pthread
 # What is made, in short; nothing under make -s.
 say = $(if $V,,$(if $(findstring s,$(firstword -$(MAKEFLAGS))),@,@echo '  $1	$@';))
 NVCCFLAGS = -O3 -std=c++17 -Ilib -Ikernels -Xcompiler -fPIC,-Wall,-fvisibility=hidden \

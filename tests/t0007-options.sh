@@ -2,6 +2,7 @@
 # Every option of every command: that a test uses it, and what the common ones do in each command.
 . "$(dirname "$0")/lib.sh"
 cmds=$(cd "$TW_BUILD/bin" && ls -d tw-*)
+jobs=$(echo "$cmds" | grep -v tw-serve)     # those that read records; a server has none
 
 # used COMMAND: the options that stand in a test of COMMAND, one a line; a line that runs another
 # command alone does not count.
@@ -74,7 +75,7 @@ test_case '--help and --version print to stdout and do nothing else' '
 	done
 '
 test_case '--config of every command: read, and refused by file and line' '
-	for c in $cmds; do
+	for c in $jobs; do
 	    rm -rf run
 	    job "$c" <"$TMP/$c" >plain 2>err
 	    other "$c" >c.conf
@@ -88,7 +89,7 @@ test_case '--config of every command: read, and refused by file and line' '
 	done
 '
 test_case '--log-every of every command: a line of progress without a terminal; --quiet: nothing' '
-	for c in $cmds; do
+	for c in $jobs; do
 	    # what comes slowly is read as it comes; some need a while to begin
 	    slow() { for i in $(seq 60); do cat "$TMP/$c" && sleep 0.3; [ $i -lt 5 ] || ! $1 || break; done; }
 	    rm -rf run
@@ -107,7 +108,7 @@ test_case '--log-every of every command: a line of progress without a terminal; 
 	done
 '
 test_case '--verbose of every command says more, on stderr' '
-	for c in $cmds; do
+	for c in $jobs; do
 	    rm -rf run
 	    job "$c" <"$TMP/$c" >plain 2>quiet
 	    rm -rf run
@@ -117,7 +118,7 @@ test_case '--verbose of every command says more, on stderr' '
 	done
 '
 test_case 'a closed stdin or stdout is an error, and no file takes its place' '
-	for c in $cmds; do
+	for c in $jobs; do
 	    rm -rf run
 	    test_exit 1 job "$c" <&- >out 2>err
 	    grep -q "^$c: stdin:.* cannot" err

@@ -1,0 +1,144 @@
+/* route.c - from method and path to a handler; nobody passes without a key */
+#include "srv_priv.h"
+
+static const struct tw_route *const tables[] = { tw_routes_session, tw_routes_ops };
+
+/* "api/v1/training_runs/ * /checkpoints" against the segments. */
+static bool matches(const struct tw_req *r, const char *pattern)
+{
+    int i = 0;
+
+    for (const char *p = pattern;; i++) {
+        size_t n = strcspn(p, "/");
+
+        if (i == r->nseg)
+            return false;
+        if (n == 1 && *p == '*' ? !r->seg[i].n : r->seg[i].n != n || memcmp(r->seg[i].p, p, n))
+            return false;
+        if (!p[n])
+            return i + 1 == r->nseg;
+        p += n + 1;
+    }
+}
+
+static const struct tw_route *find(struct tw_req *r, bool *known)
+{
+    *known = false;
+    for (size_t t = 0; t < sizeof tables / sizeof *tables; t++)
+        for (const struct tw_route *p = tables[t]; p->method; p++)
+            if (matches(r, p->pattern)) {
+                *known = true;
+                if (!strcmp(p->method, r->method))
+                    return p;
+            }
+    return NULL;
+}
+
+static const char *key_of(struct tw_req *r)
+{
+    const char *key = tw_req_header(r, "X-API-Key"), *bearer = tw_req_header(r, "Authorization");
+
+    if (key)
+        return key;
+    if (bearer && !strncasecmp(bearer, "Bearer ", 7))
+        return bearer + 7 + strspn(bearer + 7, " ");
+    return NULL;
+}
+
+void tw_route_begin(struct tw_req *r)
+{
+    struct tw_srv *s = r->arg;
+    const struct tw_key *key;
+    bool known;
+
+    r->route = find(r, &known);
+    if (!r->route) {
+        if (known)
+            tw_reply_error(r, 405, "no %s on this path", r->method);
+        else
+            tw_reply_error(r, 404, "no such path");
+        return;
+    }
+    key = tw_keys_find(s->keys, key_of(r));
+    if (key) {
+        r->tenant = key->tenant;
+        r->rights = key->rights;
+    }
+    if (!r->route->right)
+        return;
+    if (!key) {
+        tw_reply_error(r, 401, "a valid key is needed: X-API-Key, or Authorization: Bearer");
+        return;
+    }
+    if (!(key->rights & r->route->right)) {
+        tw_reply_error(r, 403, "this key has no right to do that");
+        return;
+    }
+    /* One tenant leaves the others a quarter of the connections. */
+    if (r->tenant->requests_open >= tw_httpd_limit(s->http) / 4 * 3) {
+        tw_reply_header(r, "Retry-After", "1");
+        tw_reply_error(r, 429, "this tenant has too many requests open");
+        return;
+    }
+    r->tenant->requests_open++;
+    r->counted = true;
+}
+
+void tw_route_handle(struct tw_req *r)
+{
+    struct tw_srv *s = r->arg;
+
+    r->route->handle(s, r);
+}
+
+static void log_access(struct tw_srv *s, struct tw_req *r, int status, size_t in, size_t out, double seconds)
+{
+    const char *agent = tw_req_header(r, "User-Agent"), *method = tw_req_header(r, "x-sdk-method");
+    struct tw_buf b = { 0 };
+    struct tw_jw w;
+    char t[40];
+
+    tw_jw_init(&w, &b);
+    tw_jw_obj(&w);
+    tw_jw_key(&w, "time");
+    tw_jw_cstr(&w, tw_iso(t, tw_wall()));
+    tw_jw_key(&w, "tenant");
+    tw_jw_cstr(&w, r->tenant ? r->tenant->name : "");
+    tw_jw_key(&w, "method");
+    tw_jw_cstr(&w, r->method ? r->method : "");
+    tw_jw_key(&w, "path");
+    tw_jw_str(&w, r->path);
+    tw_jw_key(&w, "status");
+    tw_jw_int(&w, status);
+    tw_jw_key(&w, "in");
+    tw_jw_int(&w, (int64_t)in);
+    tw_jw_key(&w, "out");
+    tw_jw_int(&w, (int64_t)out);
+    tw_jw_key(&w, "seconds");
+    tw_jw_num(&w, (double)(int64_t)(seconds * 1e6) / 1e6);
+    tw_jw_key(&w, "agent");
+    tw_jw_cstr(&w, agent ? agent : "");
+    if (method) {
+        tw_jw_key(&w, "sdk_method");
+        tw_jw_cstr(&w, method);
+    }
+    tw_jw_obj_end(&w);
+    tw_buf_putc(&b, '\n');
+    fwrite(b.p, 1, b.n, s->access.fp);
+    tw_buf_free(&b);
+}
+
+void tw_route_done(struct tw_req *r, int status, size_t in, size_t out, double seconds)
+{
+    struct tw_srv *s = r->arg;
+
+    s->nrequests++;
+    s->by_status[status >= 100 && status < 600 ? status / 100 : 0]++;
+    s->seconds_sum += seconds;
+    if (r->counted) {
+        r->tenant->requests_open--;
+        r->tenant->requests_total++;
+    }
+    if (s->access.fp)
+        log_access(s, r, status, in, out, seconds);
+}

@@ -1,0 +1,215 @@
+/* serve.c - the server's start, loop and end */
+#include "srv_priv.h"
+#include "base/io.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#define TICK_S 0.5
+#define DRAIN_S 5.0                 /* after SIGTERM, for replies to get out */
+
+static int open_state(struct tw_srv *s, struct tw_err *err)
+{
+    const char *dir = s->o->state, *tmp = getenv("TMPDIR");
+
+    if (!dir) {
+        s->tmp = tw_xasprintf("%s/tw-serve-XXXXXX", tmp && *tmp ? tmp : "/tmp");
+        if (!mkdtemp(s->tmp)) {
+            tw_fail(err, s->tmp, 0, "cannot be made: %s", strerror(errno));
+            free(s->tmp);
+            s->tmp = NULL;
+            return -1;
+        }
+        dir = s->tmp;
+        tw_notice("without --state all state ends with this server");
+    }
+    s->store = tw_store_open(dir, &s->box, err);
+    return s->store ? 0 : -1;
+}
+
+static int open_log(struct tw_log_file *l, const char *path, struct tw_err *err)
+{
+    l->path = path;
+    if (!path)
+        return 0;
+    l->fp = fopen(path, "ae");
+    if (!l->fp)
+        return tw_fail(err, path, 0, "cannot be opened: %s", strerror(errno));
+    setvbuf(l->fp, NULL, _IOLBF, 1 << 16);
+    return 0;
+}
+
+/* A log that was moved away is made anew. */
+static void reopen_log(struct tw_log_file *l)
+{
+    FILE *fp = l->fp ? fopen(l->path, "ae") : NULL;
+
+    if (!fp)
+        return;
+    fclose(l->fp);
+    l->fp = fp;
+    setvbuf(fp, NULL, _IOLBF, 1 << 16);
+}
+
+static int open_http(struct tw_srv *s, struct tw_err *err)
+{
+    struct tw_httpd_opts h = {
+        .listen = s->o->listen, .cert = s->o->tls_cert, .key = s->o->tls_key,
+        .max_body = (size_t)s->o->max_body << 20, .max_bodies = (size_t)s->o->max_body << 24,
+        .head_s = 30, .body_s = 60, .idle_s = 75, .arg = s,
+        .begin = tw_route_begin, .handle = tw_route_handle, .done = tw_route_done,
+    };
+
+    if (!s->o->tls_cert != !s->o->tls_key)
+        return tw_fail_code(err, TW_EMISUSE, "--tls-cert", 0, "goes with --tls-key");
+    if (!s->o->keys && !tw_listen_local(s->o->listen))
+        return tw_fail_code(err, TW_EMISUSE, "--listen", 0, "%s is open to others: that needs --keys",
+                s->o->listen);
+    s->http = tw_httpd_open(&h, err);
+    return s->http ? tw_httpd_watch(s->http, s->box.fd, err) : -1;
+}
+
+/* The names that clients ask the base model by: --name, else the last part of where it is. */
+static void name_model(struct tw_srv *s)
+{
+    const char *m = s->o->model;
+    size_t n = strlen(m);
+
+    s->nname = s->o->name.n ? s->o->name.n : 1;
+    s->name = tw_xcalloc((size_t)s->nname, sizeof *s->name);
+    for (int i = 0; i < s->o->name.n; i++)
+        s->name[i] = tw_xstrdup(s->o->name.v[i]);
+    if (s->o->name.n)
+        return;
+    if (!strncmp(m, "hf://", 5) || !strncmp(m, "ms://", 5)) {
+        s->name[0] = tw_xstrndup(m + 5, strcspn(m + 5, "@"));
+        return;
+    }
+    while (n > 1 && m[n - 1] == '/')
+        n--;
+    m = tw_xstrndup(m, n);
+    s->name[0] = tw_xstrdup(strrchr(m, '/') && strrchr(m, '/')[1] ? strrchr(m, '/') + 1 : m);
+    free((void *)(uintptr_t)m);
+}
+
+static void on_keys(struct tw_srv *s)
+{
+    struct tw_err err = { 0 };
+    int got = tw_keys_again(s->keys, &err);
+
+    if (got > 0)
+        tw_notice("the keys were read again");
+    else if (got < 0)
+        tw_notice("the old keys stay: %s:%lld: %s", err.place, (long long)err.line, err.msg);
+}
+
+static void tick(struct tw_srv *s)
+{
+    double now = tw_now();
+
+    if (now < s->next_tick)
+        return;
+    s->next_tick = now + TICK_S;
+    if (!s->stopping)
+        on_keys(s);
+    tw_sess_tick(s, tw_wall());
+}
+
+static int signals(sigset_t *set, struct tw_err *err)
+{
+    int fd;
+
+    sigemptyset(set);
+    sigaddset(set, SIGTERM);
+    sigaddset(set, SIGINT);
+    sigaddset(set, SIGHUP);
+    pthread_sigmask(SIG_BLOCK, set, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGCHLD, SIG_IGN);                   /* alert commands need no burial */
+    fd = signalfd(-1, set, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (fd < 0)
+        tw_fail(err, NULL, 0, "no signalfd: %s", strerror(errno));
+    return fd;
+}
+
+/* False when it is time to go. */
+static bool take_signals(struct tw_srv *s, int fd)
+{
+    struct signalfd_siginfo i;
+
+    while (read(fd, &i, sizeof i) == sizeof i) {
+        if (i.ssi_signo != SIGHUP)
+            return false;
+        reopen_log(&s->access);
+        on_keys(s);
+    }
+    return true;
+}
+
+static int announce(struct tw_srv *s, struct tw_err *err)
+{
+    const char *a = tw_httpd_address(s->http);
+    char line[512];
+    int n = snprintf(line, sizeof line, "listening on %s\n", a);
+
+    if (write(STDOUT_FILENO, line, (size_t)n) != n)
+        return tw_fail(err, "stdout", 0, "cannot be written: %s", strerror(errno));
+    return 0;
+}
+
+static int loop(struct tw_srv *s, int sigfd, struct tw_err *err)
+{
+    double deadline = 0;
+
+    while (!deadline || (tw_now() < deadline && tw_httpd_connections(s->http))) {
+        if (tw_httpd_poll(s->http, deadline ? 50 : (int)(TICK_S * 1000), err))
+            return -1;
+        while (tw_mail_run(&s->box))
+            ;
+        tick(s);
+        if (!deadline && !take_signals(s, sigfd)) {
+            s->stopping = true;
+            tw_httpd_quiesce(s->http);
+            deadline = tw_now() + DRAIN_S;
+        }
+    }
+    return 0;
+}
+
+static void close_all(struct tw_srv *s)
+{
+    struct tw_err err = { 0 };
+
+    tw_httpd_close(s->http);
+    tw_store_close(s->store);
+    tw_sess_free(s);
+    tw_keys_close(s->keys);
+    tw_mailbox_close(&s->box);
+    if (s->access.fp)
+        fclose(s->access.fp);
+    for (int i = 0; i < s->nname; i++)
+        free((void *)(uintptr_t)s->name[i]);
+    free(s->name);
+    if (s->tmp)
+        tw_rmtree(s->tmp, &err);
+    free(s->tmp);
+}
+
+int tw_serve(const struct tw_serve_opts *o, struct tw_err *err)
+{
+    struct tw_srv s = { .o = o, .started = tw_wall() };
+    sigset_t set;
+    int sigfd = signals(&set, err), ret = -1;
+
+    name_model(&s);
+    if (sigfd >= 0 && !tw_mailbox_open(&s.box, &s, err) && (s.keys = tw_keys_open(o->keys, err)) &&
+            !open_log(&s.access, o->access_log, err) && !open_state(&s, err) && !tw_sess_load(&s, err) &&
+            !open_http(&s, err) && !tw_httpd_watch(s.http, sigfd, err) && !announce(&s, err))
+        ret = loop(&s, sigfd, err);
+    close_all(&s);
+    if (sigfd >= 0)
+        close(sigfd);
+    return ret;
+}

@@ -1,0 +1,85 @@
+/* srv_priv.h - what the server's own files share. All of it belongs to the loop's thread. */
+#ifndef TW_SERVE_SRV_PRIV_H
+#define TW_SERVE_SRV_PRIV_H
+#include "base/json.h"
+#include "base/log.h"
+#include "serve/httpd.h"
+#include "serve/keys.h"
+#include "serve/kind.h"
+#include "serve/mail.h"
+#include "serve/map.h"
+#include "serve/srv.h"
+#include "serve/store.h"
+#include <stdio.h>
+
+struct tw_sess {
+    char *id, *idem;
+    struct tw_tenant *tenant;
+    double created, seen;           /* seconds since 1970 */
+    bool dirty;                     /* seen is newer than the store's */
+    char *finished, *detail;        /* NULL while it lives: success, errored, interrupted, expired */
+    double ended;
+    char *tags, *user_metadata;     /* JSON, or NULL */
+    char *display_name, *project, *sdk;
+};
+
+struct tw_log_file {
+    FILE *fp;
+    const char *path;
+};
+
+struct tw_srv {
+    const struct tw_serve_opts *o;
+    struct tw_httpd *http;
+    struct tw_keys *keys;
+    struct tw_store *store;
+    struct tw_mailbox box;
+    struct tw_map_of sessions, idem;    /* of struct tw_sess: by id; by "TENANT KEY" */
+    struct tw_sess **sess;              /* [nsess] as they were made */
+    int64_t nsess;
+    const char **name;                  /* [nname] of the base model */
+    int nname;
+    int64_t window;                     /* of the model, in tokens */
+    char *tmp;                          /* the state folder, when it is the server's own to remove */
+    struct tw_log_file access;
+    double next_tick, started, sess_saved;
+    int64_t by_status[6], nrequests;
+    double seconds_sum;
+    bool stopping;
+};
+
+struct tw_route {
+    const char *method, *pattern;       /* segments; * is any one */
+    unsigned right;                     /* one of these; 0: open to all */
+    void (*handle)(struct tw_srv *s, struct tw_req *r);
+};
+
+/* route.c */
+void tw_route_begin(struct tw_req *r);
+void tw_route_handle(struct tw_req *r);
+void tw_route_done(struct tw_req *r, int status, size_t in, size_t out, double seconds);
+extern const struct tw_route tw_routes_session[], tw_routes_ops[];     /* each ends with method NULL */
+
+/* util.c */
+double tw_wall(void);                           /* seconds since 1970 */
+const char *tw_iso(char out[40], double t);     /* 2026-08-08T03:35:23.070234Z */
+void tw_uuid(char out[40]);
+void tw_random_hex(char *out, int nbytes);      /* 2 * nbytes + 1 characters */
+/* The body as a JSON object; NULL when it is none, and a 400 was sent. */
+const struct tw_json *tw_req_json(struct tw_req *r);
+/* A text field: 1 there, 0 absent and not NEEDED, -1 a 400 was sent. */
+int tw_req_text(struct tw_req *r, const struct tw_json *j, const char *key, bool needed, struct tw_str *out);
+char *tw_str_dup(struct tw_str s);              /* NULL for p NULL */
+bool tw_id_ok(struct tw_str s);                 /* letters, digits and . _ - : @, 1 to 200 */
+void tw_audit(struct tw_srv *s, struct tw_op *o, const struct tw_tenant *t, const char *event,
+        const char *detail);
+void tw_alert(struct tw_srv *s, const char *event, const char *text);
+
+/* sess.c */
+/* A live session of the request's tenant; else a 403, or a 410 for one that ended, was sent. */
+struct tw_sess *tw_sess_of(struct tw_srv *s, struct tw_req *r, struct tw_str id);
+int tw_sess_load(struct tw_srv *s, struct tw_err *err);
+void tw_sess_tick(struct tw_srv *s, double wall);
+void tw_sess_free(struct tw_srv *s);
+
+#endif

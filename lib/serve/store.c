@@ -1,0 +1,447 @@
+/* store.c - SQLite behind a queue */
+#include "store.h"
+#include "base/io.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "store_schema.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <sqlite3.h>
+#include <stdio.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#define MAX_VALUES 24
+#define GROUP_MAX 512               /* operations in one commit */
+
+struct value {
+    char type;
+    struct tw_str s;
+    int64_t i;
+    double d;
+    struct tw_blob *b;
+};
+
+struct tw_stmt_args {
+    struct tw_stmt_args *next;
+    const char *sql;
+    int n;
+    struct value v[];
+};
+
+struct cached {                     /* a prepared statement; found by its text's address */
+    const char *sql;
+    sqlite3_stmt *stmt;
+};
+
+struct conn {
+    sqlite3 *db;
+    struct cached cache[64];
+    int n;
+};
+
+struct tw_row {
+    sqlite3_stmt *stmt;
+};
+
+struct tw_store {
+    char *dir;
+    int lock_fd;
+    struct conn write, read;
+    struct tw_mailbox *box;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t more;
+    struct tw_mail *first, **last;
+    int64_t queued;
+    bool running, stop, muted;
+};
+
+struct tw_op *tw_op_new(void (*done)(void *arg, struct tw_op *o), void *arg)
+{
+    struct tw_op *o = tw_xcalloc(1, sizeof *o);
+
+    o->done = done;
+    o->arg = arg;
+    return o;
+}
+
+static int take_values(struct value *v, struct tw_arena *a, const char *types, va_list ap)
+{
+    int n = 0;
+
+    for (; types[n] && n < MAX_VALUES; n++) {
+        v[n] = (struct value){ .type = types[n] };
+        switch (types[n]) {
+        case 't':
+            v[n].s = tw_str(va_arg(ap, const char *));
+            break;
+        case 's':
+            v[n].s = va_arg(ap, struct tw_str);
+            break;
+        case 'i':
+            v[n].i = va_arg(ap, int64_t);
+            break;
+        case 'd':
+            v[n].d = va_arg(ap, double);
+            break;
+        case 'b':
+            v[n].b = va_arg(ap, struct tw_blob *);
+            break;
+        default:
+            break;
+        }
+        if (a && v[n].s.p)
+            v[n].s = tw_arena_str(a, v[n].s);
+        if (a && v[n].b)
+            tw_blob_ref(v[n].b);
+    }
+    return n;
+}
+
+void tw_op_add(struct tw_op *o, const char *sql, const char *types, ...)
+{
+    struct tw_stmt_args *s = tw_arena_alloc(&o->arena, sizeof *s + strlen(types) * sizeof *s->v);
+    va_list ap;
+
+    s->sql = sql;
+    va_start(ap, types);
+    s->n = take_values(s->v, &o->arena, types, ap);
+    va_end(ap);
+    if (o->last)
+        o->last->next = s;
+    else
+        o->first = s;
+    o->last = s;
+}
+
+void tw_op_free(struct tw_op *o)
+{
+    if (!o)
+        return;
+    for (struct tw_stmt_args *s = o->first; s; s = s->next)
+        for (int i = 0; i < s->n; i++)
+            tw_blob_unref(s->v[i].b);
+    tw_arena_free(&o->arena);
+    free(o);
+}
+
+static int fail(struct conn *c, struct tw_err *err, const char *what)
+{
+    return tw_fail(err, NULL, 0, "the state store failed: %s (%s)", sqlite3_errmsg(c->db), what);
+}
+
+static sqlite3_stmt *prepare(struct conn *c, const char *sql, struct tw_err *err)
+{
+    int i;
+
+    for (i = 0; i < c->n; i++)
+        if (c->cache[i].sql == sql || !strcmp(c->cache[i].sql, sql))
+            return c->cache[i].stmt;
+    if (c->n == (int)(sizeof c->cache / sizeof *c->cache)) {
+        sqlite3_finalize(c->cache[0].stmt);
+        memmove(c->cache, c->cache + 1, (size_t)--c->n * sizeof *c->cache);
+    }
+    if (sqlite3_prepare_v3(c->db, sql, -1, SQLITE_PREPARE_PERSISTENT, &c->cache[c->n].stmt, NULL)) {
+        fail(c, err, sql);
+        return NULL;
+    }
+    c->cache[c->n].sql = sql;
+    return c->cache[c->n++].stmt;
+}
+
+static void bind(sqlite3_stmt *st, const struct value *v, int n)
+{
+    for (int i = 0; i < n; i++) {
+        int at = i + 1;
+
+        if (v[i].type == 'i')
+            sqlite3_bind_int64(st, at, v[i].i);
+        else if (v[i].type == 'd')
+            sqlite3_bind_double(st, at, v[i].d);
+        else if (v[i].type == 'b' && v[i].b)
+            sqlite3_bind_blob64(st, at, v[i].b->p, v[i].b->n, SQLITE_STATIC);
+        else if ((v[i].type == 't' || v[i].type == 's') && v[i].s.p)
+            sqlite3_bind_text64(st, at, v[i].s.p, v[i].s.n, SQLITE_STATIC, SQLITE_UTF8);
+        else
+            sqlite3_bind_null(st, at);
+    }
+}
+
+static int step(struct conn *c, const char *sql, const struct value *v, int n, struct tw_err *err)
+{
+    sqlite3_stmt *st = prepare(c, sql, err);
+    int rc;
+
+    if (!st)
+        return -1;
+    bind(st, v, n);
+    while ((rc = sqlite3_step(st)) == SQLITE_ROW)
+        ;
+    if (rc != SQLITE_DONE)
+        fail(c, err, sql);
+    sqlite3_reset(st);
+    sqlite3_clear_bindings(st);
+    return rc == SQLITE_DONE ? 0 : -1;
+}
+
+/* All of an operation, or nothing of it. */
+static void apply(struct tw_store *s, struct tw_op *o)
+{
+    struct conn *c = &s->write;
+    struct tw_stmt_args *a;
+
+    if (step(c, "SAVEPOINT one", NULL, 0, &o->err))
+        return;
+    for (a = o->first; a; a = a->next)
+        if (step(c, a->sql, a->v, a->n, &o->err)) {
+            struct tw_err more = { 0 };
+
+            step(c, "ROLLBACK TO one", NULL, 0, &more);
+            break;
+        }
+    o->number = sqlite3_last_insert_rowid(c->db);
+    step(c, "RELEASE one", NULL, 0, &o->err);
+}
+
+static void finish(void *arg, struct tw_mail *m)
+{
+    struct tw_op *o = (struct tw_op *)m;
+
+    if (o->done)
+        o->done(o->arg, o);
+    tw_op_free(o);
+}
+
+static void commit_group(struct tw_store *s, struct tw_mail *list)
+{
+    struct tw_err err = { 0 };
+    struct tw_mail *m, *next;
+    bool open = !step(&s->write, "BEGIN IMMEDIATE", NULL, 0, &err);
+
+    for (m = list; m && open; m = m->next)
+        apply(s, (struct tw_op *)m);
+    if (open && step(&s->write, "COMMIT", NULL, 0, &err)) {
+        struct tw_err more = { 0 };
+
+        step(&s->write, "ROLLBACK", NULL, 0, &more);
+    }
+    for (m = list; m; m = next) {
+        next = m->next;
+        if (err.code && !((struct tw_op *)m)->err.code)
+            ((struct tw_op *)m)->err = err;
+        m->run = finish;
+        if (s->muted || !((struct tw_op *)m)->done)
+            tw_op_free((struct tw_op *)m);
+        else
+            tw_mail_send(s->box, m);
+    }
+}
+
+static void *writer(void *arg)
+{
+    struct tw_store *s = arg;
+    struct tw_mail *list, **end;
+    int n;
+
+    pthread_mutex_lock(&s->lock);
+    for (;;) {
+        while (!s->first && !s->stop)
+            pthread_cond_wait(&s->more, &s->lock);
+        if (!s->first)
+            break;
+        list = s->first;
+        for (n = 1, end = &list->next; *end && n < GROUP_MAX; n++)
+            end = &(*end)->next;
+        s->first = *end;
+        *end = NULL;
+        if (!s->first)
+            s->last = &s->first;
+        s->queued -= n;
+        pthread_mutex_unlock(&s->lock);
+        commit_group(s, list);
+        pthread_mutex_lock(&s->lock);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+void tw_store_submit(struct tw_store *s, struct tw_op *o)
+{
+    o->mail.next = NULL;
+    pthread_mutex_lock(&s->lock);
+    *s->last = &o->mail;
+    s->last = &o->mail.next;
+    s->queued++;
+    if (!s->running)
+        s->running = !pthread_create(&s->thread, NULL, writer, s);
+    pthread_cond_signal(&s->more);
+    pthread_mutex_unlock(&s->lock);
+}
+
+int64_t tw_store_queued(struct tw_store *s)
+{
+    int64_t n;
+
+    pthread_mutex_lock(&s->lock);
+    n = s->queued;
+    pthread_mutex_unlock(&s->lock);
+    return n;
+}
+
+int tw_store_read(struct tw_store *s, const char *sql, int (*row)(void *arg, const struct tw_row *r), void *arg,
+        struct tw_err *err, const char *types, ...)
+{
+    sqlite3_stmt *st = prepare(&s->read, sql, err);
+    struct tw_row r = { st };
+    struct value v[MAX_VALUES];
+    va_list ap;
+    int rc, n, ret = 0;
+
+    if (!st)
+        return -1;
+    va_start(ap, types);
+    n = take_values(v, NULL, types, ap);
+    va_end(ap);
+    bind(st, v, n);
+    while ((rc = sqlite3_step(st)) == SQLITE_ROW && !(ret = row(arg, &r)))
+        ;
+    if (rc != SQLITE_DONE && rc != SQLITE_ROW)
+        ret = fail(&s->read, err, sql);
+    sqlite3_reset(st);
+    sqlite3_clear_bindings(st);
+    return ret < 0 ? -1 : 0;
+}
+
+int64_t tw_col_int(const struct tw_row *r, int i) { return sqlite3_column_int64(r->stmt, i); }
+double tw_col_num(const struct tw_row *r, int i) { return sqlite3_column_double(r->stmt, i); }
+
+struct tw_str tw_col_str(const struct tw_row *r, int i)
+{
+    const void *p = sqlite3_column_blob(r->stmt, i);
+    size_t n = (size_t)sqlite3_column_bytes(r->stmt, i);
+
+    if (sqlite3_column_type(r->stmt, i) == SQLITE_NULL)
+        return (struct tw_str){ NULL, 0 };
+    return (struct tw_str){ p ? p : "", n };
+}
+
+char *tw_col_dup(const struct tw_row *r, int i)
+{
+    struct tw_str s = tw_col_str(r, i);
+
+    return s.p ? tw_xstrndup(s.p, s.n) : NULL;
+}
+
+struct tw_blob *tw_col_blob(const struct tw_row *r, int i)
+{
+    struct tw_str s = tw_col_str(r, i);
+
+    return s.p ? tw_blob_new(s.p, s.n) : NULL;
+}
+
+static int first_int(void *arg, const struct tw_row *r)
+{
+    *(int64_t *)arg = tw_col_int(r, 0);
+    return 1;
+}
+
+static int migrate(struct tw_store *s, const char *path, struct tw_err *err)
+{
+    int64_t version = 0;
+    char line[64], *text = NULL;
+
+    if (tw_store_read(s, "PRAGMA user_version", first_int, &version, err, ""))
+        return -1;
+    if (version > TW_STORE_VERSION)
+        return tw_fail(err, path, 0, "is of version %lld, made by a newer tw-serve; this one knows up to %d",
+                (long long)version, TW_STORE_VERSION);
+    for (; version < TW_STORE_VERSION; version++) {
+        snprintf(line, sizeof line, "; PRAGMA user_version = %lld; COMMIT", (long long)version + 1);
+        if (sqlite3_exec(s->write.db, "BEGIN EXCLUSIVE", NULL, NULL, &text) != SQLITE_OK ||
+                sqlite3_exec(s->write.db, tw_store_step[version], NULL, NULL, &text) != SQLITE_OK ||
+                sqlite3_exec(s->write.db, line, NULL, NULL, &text) != SQLITE_OK) {
+            tw_fail(err, path, 0, "cannot be made a store of version %lld: %s", (long long)version + 1,
+                    text ? text : "?");
+            sqlite3_free(text);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int open_conn(struct conn *c, const char *path, const char *pragmas, struct tw_err *err)
+{
+    int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX;
+
+    if (sqlite3_open_v2(path, &c->db, flags, NULL) != SQLITE_OK ||
+            sqlite3_exec(c->db, pragmas, NULL, NULL, NULL) != SQLITE_OK)
+        return tw_fail(err, path, 0, "cannot be opened: %s", c->db ? sqlite3_errmsg(c->db) : "no memory");
+    return sqlite3_busy_timeout(c->db, 10000) == SQLITE_OK ? 0 : -1;
+}
+
+static int lock_dir(struct tw_store *s, struct tw_err *err)
+{
+    char *path = tw_path_join(s->dir, "lock");
+
+    s->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    free(path);
+    if (s->lock_fd < 0)
+        return tw_fail(err, s->dir, 0, "cannot be written: %s", strerror(errno));
+    if (flock(s->lock_fd, LOCK_EX | LOCK_NB))
+        return tw_fail(err, s->dir, 0, "another server uses this state");
+    return 0;
+}
+
+struct tw_store *tw_store_open(const char *dir, struct tw_mailbox *box, struct tw_err *err)
+{
+    struct tw_store *s = tw_xcalloc(1, sizeof *s);
+    char *path = tw_path_join(dir, "state.db");
+
+    s->dir = tw_xstrdup(dir);
+    s->box = box;
+    s->last = &s->first;
+    s->lock_fd = -1;
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->more, NULL);
+    if (tw_mkdirs(dir, err) || lock_dir(s, err) ||
+            open_conn(&s->write, path, "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;"
+                " PRAGMA wal_autocheckpoint = 4000; PRAGMA journal_size_limit = 67108864;"
+                " PRAGMA cache_size = -16384; PRAGMA foreign_keys = OFF", err) ||
+            open_conn(&s->read, path, "PRAGMA cache_size = -8192", err) || migrate(s, path, err)) {
+        free(path);
+        tw_store_close(s);
+        return NULL;
+    }
+    free(path);
+    return s;
+}
+
+const char *tw_store_dir(const struct tw_store *s) { return s->dir; }
+
+static void close_conn(struct conn *c)
+{
+    for (int i = 0; i < c->n; i++)
+        sqlite3_finalize(c->cache[i].stmt);
+    sqlite3_close(c->db);
+}
+
+void tw_store_close(struct tw_store *s)
+{
+    if (!s)
+        return;
+    pthread_mutex_lock(&s->lock);
+    s->stop = s->muted = true;
+    pthread_cond_signal(&s->more);
+    pthread_mutex_unlock(&s->lock);
+    if (s->running)
+        pthread_join(s->thread, NULL);
+    close_conn(&s->read);
+    close_conn(&s->write);
+    if (s->lock_fd >= 0)
+        close(s->lock_fd);
+    pthread_mutex_destroy(&s->lock);
+    pthread_cond_destroy(&s->more);
+    free(s->dir);
+    free(s);
+}

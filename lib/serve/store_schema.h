@@ -1,0 +1,35 @@
+/* store_schema.h - the tables, and how older ones become them */
+#ifndef TW_SERVE_STORE_SCHEMA_H
+#define TW_SERVE_STORE_SCHEMA_H
+
+#define TW_STORE_VERSION 1
+
+/* step[v] brings a store of version v to v + 1. Times are seconds since 1970. */
+static const char *const tw_store_step[TW_STORE_VERSION] = {
+    "CREATE TABLE session (id TEXT PRIMARY KEY, tenant TEXT NOT NULL, created REAL NOT NULL,"
+    " seen REAL NOT NULL, finished TEXT, detail TEXT, ended REAL, tags TEXT, user_metadata TEXT,"
+    " display_name TEXT, project TEXT, sdk TEXT, idem TEXT) WITHOUT ROWID;"
+    "CREATE TABLE run (id TEXT PRIMARY KEY, tenant TEXT NOT NULL, session TEXT, created REAL NOT NULL,"
+    " used REAL NOT NULL, base TEXT NOT NULL, lora TEXT, user_metadata TEXT, project TEXT, state TEXT NOT NULL,"
+    " next_seq INTEGER NOT NULL, snap_seq INTEGER NOT NULL, snap_dir TEXT, n INTEGER NOT NULL,"
+    " idem TEXT) WITHOUT ROWID;"
+    "CREATE TABLE checkpoint (run TEXT NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL, tenant TEXT NOT NULL,"
+    " dir TEXT NOT NULL, created REAL NOT NULL, bytes INTEGER NOT NULL, public INTEGER NOT NULL, expires REAL,"
+    " user_metadata TEXT, base TEXT NOT NULL, lora TEXT, optimizer INTEGER NOT NULL, n INTEGER NOT NULL,"
+    " PRIMARY KEY (run, kind, name)) WITHOUT ROWID;"
+    "CREATE TABLE sampler (id TEXT PRIMARY KEY, tenant TEXT NOT NULL, session TEXT NOT NULL,"
+    " created REAL NOT NULL, base TEXT NOT NULL, path TEXT, dir TEXT, run TEXT, inflight INTEGER NOT NULL,"
+    " clones INTEGER NOT NULL, n INTEGER NOT NULL) WITHOUT ROWID;"
+    /* The journal, and the results: state 0 accepted, 1 done, 2 failed. seq -1: no number. */
+    "CREATE TABLE request (n INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL,"
+    " kind INTEGER NOT NULL, session TEXT, target TEXT, seq INTEGER NOT NULL, dedup TEXT UNIQUE, type TEXT,"
+    " body BLOB, digest TEXT, state INTEGER NOT NULL, created REAL NOT NULL, done REAL, json BLOB, proto BLOB,"
+    " reply TEXT);"
+    "CREATE INDEX request_open ON request (state, n);"
+    "CREATE INDEX request_target ON request (target, seq);"
+    "CREATE TABLE audit (n INTEGER PRIMARY KEY AUTOINCREMENT, time REAL NOT NULL, tenant TEXT NOT NULL,"
+    " event TEXT NOT NULL, detail TEXT);"
+    "CREATE TABLE secret (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;"
+};
+
+#endif
