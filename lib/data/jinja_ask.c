@@ -130,7 +130,8 @@ int tw_jcompare(struct tw_jrt *rt, const struct tw_jval *a, const struct tw_jval
         tw_jstep(rt, (int64_t)(n >> 6));
         return c ? (c < 0 ? -1 : 1) : a->u.s->n < b->u.s->n ? -1 : a->u.s->n > b->u.s->n;
     }
-    if (a->t == TW_V_LIST && b->t == TW_V_LIST && a->u.l->kind == b->u.l->kind) {
+    if (a->t == TW_V_LIST && b->t == TW_V_LIST && a->u.l->kind == b->u.l->kind
+            && a->u.l->kind <= TW_L_TUPLE) {
         const struct tw_jlist *x = a->u.l, *y = b->u.l;
 
         for (int64_t i = 0; i < x->n && i < y->n; i++)

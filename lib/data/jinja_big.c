@@ -138,6 +138,7 @@ static void add(struct big *r, const struct big *a, const struct big *b, bool ne
 {
     bool bneg = b->neg != negate;
 
+    r->neg = false;
     if (a->neg == bneg) {
         add_size(r, a, b);
         r->neg = bneg;

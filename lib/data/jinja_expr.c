@@ -204,7 +204,7 @@ static bool starts_argument(struct tw_jparse *p)
 
     if (k->t == TW_T_NAME)
         return !tw_str_is(k->s, "else") && !tw_str_is(k->s, "or") && !tw_str_is(k->s, "and") &&
-                !tw_str_is(k->s, "if");
+                !(tw_str_is(k->s, "if") && p->j->json_style);
     return k->t == TW_T_STR || k->t == TW_T_INT || k->t == TW_T_FLOAT || tw_jis_op(p, "[") ||
             tw_jis_op(p, "{");
 }

@@ -57,6 +57,7 @@ static TW_JFILTER(f_attr)
 static TW_JFILTER(f_format)
 {
     a->used = ~(uint64_t)0;
+    a->of_tuple = true;
     if (!a->nkw)
         return tw_jpercent_safe(rt, text_of(rt, v), a);
     struct tw_jval names = tw_jdict_new(rt, 0);
@@ -119,7 +120,7 @@ static struct tw_jval like(struct tw_jrt *rt, const struct tw_jval *v, struct tw
 /* For filters that do not call str(): fails when V is no text. */
 static bool need_text(struct tw_jrt *rt, const struct tw_jval *v, const char *what)
 {
-    if (v->t != TW_V_STR && v->t != TW_V_UNDEF && !rt->json_style)
+    if (v->t != TW_V_STR && !rt->json_style)
         tw_jfail(rt, "%s needs a text, not %s", what, tw_jtype_name(v));
     return true;
 }
@@ -157,6 +158,8 @@ static TW_JFILTER(f_truncate)
     struct tw_jsink *k;
     struct tw_jval r;
 
+    if (v->t == TW_V_UNDEF || ((v->t == TW_V_LIST || v->t == TW_V_DICT) && tw_jlen(rt, v) <= len + leeway))
+        return *v;
     need_text(rt, v, "truncate");
     if (!end)
         end = tw_jlit(rt, "...").u.s;

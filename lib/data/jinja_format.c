@@ -154,7 +154,8 @@ struct tw_jval tw_jpercent(struct tw_jrt *rt, const struct tw_jstr *s, struct tw
             tw_jfail(rt, "not enough arguments for format string");
         put_percent(rt, k, v ? v : &args->v[next++], &f);
     }
-    if (next < args->n && !(args->n == 1 && args->v[0].t == TW_V_DICT))
+    if (next < args->n && !(args->n == 1 && (args->v[0].t == TW_V_DICT || args->v[0].t == TW_V_UNDEF
+            || (args->v[0].t == TW_V_LIST && args->v[0].u.l->kind != TW_L_GEN && !args->of_tuple))))
         tw_jfail(rt, "not all arguments converted during string formatting");
     return tw_jsink_take(rt, k);
 }

@@ -53,6 +53,8 @@ struct tw_jval tw_jlist_method(struct tw_jrt *rt, enum tw_jmethod m, const struc
             tw_jlist_add(rt, r.u.l, l->v[i]);
         return r;
     }
+    if (l->kind > TW_L_RANGE)
+        tw_jfail(rt, "a generator or view has no such method");
     if (!x)
         tw_jfail(rt, "a value to look for is needed");
     from = from < 0 ? (from + l->n < 0 ? 0 : from + l->n) : from;

@@ -194,7 +194,7 @@ TW_JFILTER(tw_jf_filesize)
     if (d == 1) {
         snprintf(t, sizeof(t), "1 Byte");
     } else if (d < base) {
-        snprintf(t, sizeof(t), "%.0f Bytes", trunc(d));
+        snprintf(t, sizeof(t), "%.0f Bytes", trunc(d) + 0.0);
     } else {
         for (size *= base; i < 7 && d >= size; i++)
             size *= base;

@@ -64,6 +64,21 @@ static struct tw_jval int_op(struct tw_jrt *rt, enum tw_jop op, const struct tw_
     return over ? tw_jbig_op(rt, op, x, y) : tw_jint(r);
 }
 
+/* As Python: the rest has the sign of the divisor, zeros too. */
+static double modulo(double x, double y)
+{
+    double m = fmod(x, y);
+
+    return m == 0 ? copysign(0, y) : (m < 0) != (y < 0) ? m + y : m;
+}
+
+static double floor_div(double x, double y)
+{
+    double q = (x - modulo(x, y)) / y, f = floor(q);
+
+    return q == 0 ? copysign(0, x / y) : q - f > 0.5 ? f + 1 : f;
+}
+
 static struct tw_jval number_op(struct tw_jrt *rt, enum tw_jop op, const struct tw_jval *a,
         const struct tw_jval *b)
 {
@@ -86,8 +101,8 @@ static struct tw_jval number_op(struct tw_jrt *rt, enum tw_jop op, const struct 
     case OP_SUB: return tw_jfloat(x - y);
     case OP_MUL: return tw_jfloat(x * y);
     case OP_DIV: return tw_jfloat(x / y);
-    case OP_FLOOR: return tw_jfloat(floor(x / y));
-    case OP_MOD: return tw_jfloat(x - y * floor(x / y));
+    case OP_FLOOR: return tw_jfloat(floor_div(x, y));
+    case OP_MOD: return tw_jfloat(modulo(x, y));
     default:
         x = pow(x, y);
         if (isinf(x) && isfinite(tw_jnum(a)) && isfinite(y))
@@ -163,7 +178,7 @@ struct tw_jval tw_jbinary(struct tw_jrt *rt, enum tw_jop op, const struct tw_jva
         struct tw_jargs args = { .v = (struct tw_jval *)b, .n = 1 };
 
         if (b->t == TW_V_LIST && b->u.l->kind == TW_L_TUPLE)
-            args = (struct tw_jargs){ .v = b->u.l->v, .n = b->u.l->n };
+            args = (struct tw_jargs){ .v = b->u.l->v, .n = b->u.l->n, .of_tuple = true };
         return tw_jpercent_safe(rt, a->u.s, &args);
     }
     fail_operands(rt, op, a, b);

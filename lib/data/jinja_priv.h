@@ -218,6 +218,7 @@ struct tw_jargs {
     struct tw_jval *kw;
     int64_t nkw;
     uint64_t used;                  /* bit i: kw[i] was asked for */
+    bool of_tuple;                  /* for %: not one value on its own */
 };
 
 _Noreturn void tw_jfail(struct tw_jrt *rt, const char *fmt, ...)

@@ -56,9 +56,13 @@ static struct tw_jval by_paths(struct tw_jrt *rt, struct tw_jval v, const struct
     const char *p, *end, *comma;
     struct tw_jval r, part;
 
-    if (!path || path->t != TW_V_STR || !memchr(path->u.s->p, ',', path->u.s->n))
-        return lower_key(rt, by_path(rt, v, path), case_sensitive);
+    if (!path || path->t == TW_V_NONE)
+        return lower_key(rt, v, case_sensitive);
     r = tw_jlist_new(rt, 0, TW_L_LIST);
+    if (path->t != TW_V_STR) {
+        tw_jlist_add(rt, r.u.l, lower_key(rt, by_path(rt, v, path), case_sensitive));
+        return r;
+    }
     for (p = path->u.s->p, end = p + path->u.s->n; p <= end; p = comma + 1) {
         comma = p < end ? memchr(p, ',', (size_t)(end - p)) : NULL;
         comma = comma ? comma : end;
@@ -329,8 +333,9 @@ TW_JFILTER(tw_jf_list) { return copy_list(rt, tw_jiter(rt, v), TW_L_LIST); }
 TW_JFILTER(tw_jf_length) { return tw_jint(tw_jlen(rt, v)); }
 TW_JFILTER(tw_jf_reverse)
 {
+    bool list = v->t == TW_V_LIST && v->u.l->kind == TW_L_GEN;     /* which Python cannot reverse as it is */
     const struct tw_jlist *l = tw_jiter(rt, v);
-    struct tw_jval r = tw_jlist_new(rt, l->n, TW_L_GEN);
+    struct tw_jval r = tw_jlist_new(rt, l->n, list ? TW_L_LIST : TW_L_GEN);
     struct tw_jsink *k;
 
     for (int64_t i = l->n; i-- > 0;)
