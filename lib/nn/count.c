@@ -5,20 +5,9 @@
 #include "base/mem.h"
 #include <stdlib.h>
 
-struct count {
-    struct tw_dev_head head;
-    const struct tw_dev *like;
-    struct tw_ops ops;
-};
-
 static void flops(struct tw_dev *d, double n)
 {
     ((struct tw_dev_head *)d)->flops += n;
-}
-
-static const struct tw_dev *like(const struct tw_dev *d)
-{
-    return ((const struct count *)d)->like;
 }
 
 static void *c_alloc(struct tw_dev *d, size_t bytes, struct tw_err *err)
@@ -53,7 +42,7 @@ static int c_sync(struct tw_dev *d, struct tw_err *err)
 
 static int64_t c_mat_elems(const struct tw_dev *d, int64_t rows, int64_t cols, enum tw_dtype t)
 {
-    return tw_ops(like(d))->mat_elems(like(d), rows, cols, t);
+    return tw_ops(tw_count_like(d))->mat_elems(tw_count_like(d), rows, cols, t);
 }
 
 static void c_mat_put(struct tw_dev *d, struct tw_mat *m, const void *host, enum tw_dtype from,
@@ -197,7 +186,7 @@ static void c_attn_bwd(struct tw_dev *d, struct tw_tensor *dq, struct tw_tensor 
 
 static size_t c_kv_bytes(const struct tw_dev *d, int64_t nkv, int64_t hd, enum tw_dtype act)
 {
-    return tw_ops(like(d))->kv_bytes(like(d), nkv, hd, act);
+    return tw_ops(tw_count_like(d))->kv_bytes(tw_count_like(d), nkv, hd, act);
 }
 
 static void c_kv_put(struct tw_dev *d, const struct tw_tensor *k, const struct tw_tensor *v,
@@ -222,7 +211,7 @@ static void c_mla_attn_bwd(struct tw_dev *d, struct tw_tensor *dq, struct tw_ten
 
 static size_t c_mla_bytes(const struct tw_dev *d, int64_t rkv, int64_t dr, enum tw_dtype act)
 {
-    return tw_ops(like(d))->mla->bytes(like(d), rkv, dr, act);
+    return tw_ops(tw_count_like(d))->mla->bytes(tw_count_like(d), rkv, dr, act);
 }
 
 static void c_mla_put(struct tw_dev *d, const struct tw_tensor *c, const struct tw_tensor *pe,
@@ -257,6 +246,11 @@ static void c_glu_bwd(struct tw_dev *d, struct tw_tensor *dgate, struct tw_tenso
     flops(d, 8.0 * (double)dy->rows * (double)dy->cols);
 }
 
+static void c_cols(struct tw_dev *d, struct tw_tensor *y, struct tw_tensor *x,
+        const struct tw_cols *c, bool back)
+{
+}
+
 static void c_head(struct tw_dev *d, const struct tw_head *h)
 {
     double n = 2.0 * (double)h->n * (double)h->w->rows * (double)h->w->cols;
@@ -266,7 +260,7 @@ static void c_head(struct tw_dev *d, const struct tw_head *h)
 
 static size_t c_head_scratch(const struct tw_dev *d, int64_t n, int64_t V, int64_t D, bool bwd)
 {
-    return tw_ops(like(d))->head_scratch(like(d), n, V, D, bwd);
+    return tw_ops(tw_count_like(d))->head_scratch(tw_count_like(d), n, V, D, bwd);
 }
 
 static void c_logits(struct tw_dev *d, float *logits, const struct tw_tensor *h,
@@ -277,7 +271,7 @@ static void c_logits(struct tw_dev *d, float *logits, const struct tw_tensor *h,
 
 static float c_pick(const struct tw_dev *d, const float *z, int64_t V, float temp, int32_t target)
 {
-    return tw_ops(like(d))->pick(like(d), z, V, temp, target);
+    return tw_ops(tw_count_like(d))->pick(tw_count_like(d), z, V, temp, target);
 }
 
 static void c_add(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor *x)
@@ -345,6 +339,7 @@ static const struct tw_ops table = {
     .kv_put = c_kv_put,
     .glu = c_glu,
     .glu_bwd = c_glu_bwd,
+    .cols = c_cols,
     .head = c_head,
     .head_scratch = c_head_scratch,
     .logits = c_logits,
@@ -360,7 +355,7 @@ static const struct tw_ops table = {
 
 struct tw_dev *tw_count_open(const struct tw_dev *dev, struct tw_err *err)
 {
-    struct count *c = tw_xcalloc(1, sizeof *c);
+    struct tw_count *c = tw_xcalloc(1, sizeof *c);
 
     c->ops = table;
     c->ops.low_act = tw_ops(dev)->low_act;
@@ -368,6 +363,8 @@ struct tw_dev *tw_count_open(const struct tw_dev *dev, struct tw_err *err)
         c->ops.lora_group = c_lora_group;
         c->ops.lora_group_bwd = c_lora_group_bwd;
     }
+    if (tw_ops(dev)->delta)
+        c->ops.delta = &tw_count_delta;
     if (tw_ops(dev)->mla)
         c->ops.mla = &mla;
     if (tw_ops(dev)->moe)

@@ -23,6 +23,7 @@
 #ifndef TW_OPS_H
 #define TW_OPS_H
 #include "base/err.h"
+#include "nn/delta_ops.h"
 #include "nn/mla_ops.h"
 #include "nn/moe_ops.h"
 #include "nn/step_ops.h"
@@ -110,7 +111,12 @@ struct tw_head {
     struct tw_mat *dw;          /* F32 [V, D], adds in a chain of rows; NULL: not trained */
 };
 
-enum tw_act { TW_SILU, TW_GELU_TANH };
+enum tw_act { TW_SILU, TW_GELU_TANH, TW_SIGMOID };
+
+/* Groups of W columns, OFF columns into every STRIDE of a wider row. */
+struct tw_cols {
+    int64_t n, w, stride, off;  /* n groups */
+};
 
 struct tw_adamw {
     float lr, beta1, beta2, eps, decay; /* decoupled: w -= lr * decay * w */
@@ -231,6 +237,12 @@ struct tw_ops {
     void (*glu_bwd)(struct tw_dev *d, struct tw_tensor *dgate, struct tw_tensor *dup,
             const struct tw_tensor *dy, const struct tw_tensor *gate, const struct tw_tensor *up,
             enum tw_act act);
+
+    /* y[t, i * w + j] = x[t, i * stride + off + j]; with BACK the same columns of x from y. */
+    void (*cols)(struct tw_dev *d, struct tw_tensor *y, struct tw_tensor *x,
+            const struct tw_cols *c, bool back);
+
+    const struct tw_delta_ops *delta;   /* layers with a recurrent state */
 
     void (*head)(struct tw_dev *d, const struct tw_head *h);
     size_t (*head_scratch)(const struct tw_dev *d, int64_t n, int64_t V, int64_t D, bool bwd);

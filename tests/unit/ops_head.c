@@ -165,7 +165,7 @@ static void glu(void)
     g[0] = 100, g[1] = -100, g[2] = 1e-30f, g[3] = -20;
     help_forget();
     DEVS(h)
-        for (int act = TW_SILU; act <= TW_GELU_TANH; act++) {
+        for (int act = TW_SILU; act <= TW_SIGMOID; act++) {
             struct tw_tensor vg = help_tensor(h->d, g, T, n, 80),
                     vu = help_tensor(h->d, u, T, n, 80);
             struct tw_tensor vd = help_tensor(h->d, dy, T, n, n),

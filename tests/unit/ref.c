@@ -187,6 +187,8 @@ void ref_attn_bwd(double *dq, double *dk, double *dv, const float *dout, const s
 
 double ref_act(double x, enum tw_act act)
 {
+    if (act == TW_SIGMOID)
+        return 1 / (1 + exp(-x));
     if (act == TW_SILU)
         return x / (1 + exp(-x));
     return 0.5 * x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
@@ -196,6 +198,8 @@ double ref_dact(double x, enum tw_act act)
 {
     double u, th;
 
+    if (act == TW_SIGMOID)
+        return ref_act(x, act) * (1 - ref_act(x, act));
     if (act == TW_SILU) {
         double s = 1 / (1 + exp(-x));
 

@@ -5,6 +5,19 @@
 #include "base/pool.h"
 #include "nn/ops.h"
 
+/* A run of tokens through the columns [c0, c0 + cols) of one value head's state (nn/delta_ops.h); all
+ * pointers are of the first token, those to columns of c0. S lies in panels [dk][16], zero behind dv. */
+struct tw_scan {
+    int64_t n, dk, cols;
+    float *s;
+    const float *q, *k;         /* normalised; ldq is of both */
+    const float *v;
+    const float *alpha, *beta;  /* e^g */
+    float *o, *e;               /* outputs, and what v was corrected to; NULL: not wanted. Rows of e
+                                 * have whole panels */
+    int64_t ldq, ldv, ldg, ldb, ldo, lde;
+};
+
 /* Leaf functions over raw pointers, one table per instruction set (isa_*.c), all compiled from
  * kern.h, so that every table gives the same bits. A panel is 16 columns of a matrix, [s][16]. */
 struct tw_kern {
@@ -78,6 +91,17 @@ struct tw_kern {
     /* s = p = e^(s * scale - lse) in [lo, hi) else 0; dp = p * (dp - delta) * scale. */
     void (*dsoft)(float *s, float *dp, int64_t lo, int64_t hi, int64_t end, float scale, float lse,
             float delta);
+
+    /* y = the sum over j of w[j * ldw ..] x[j], n columns, SILU of it when ACT; conv_back: dp = dy
+     * times the derivative of that, dw[j * ldw ..] += dp x[j] (NULL: not wanted). */
+    void (*conv)(float *y, const float *const *x, const float *w, int64_t ldw, int taps, int64_t n,
+            bool act);
+    void (*conv_back)(float *dp, float *dw, const float *dy, const float *const *x, const float *w,
+            int64_t ldw, int taps, int64_t n);
+    /* y[j] = e^(gi - g[j]) for j < n, and 0 up to a multiple of 16. */
+    void (*decay)(float *y, float gi, const float *g, int64_t n);
+    void (*scan)(const struct tw_scan *a);  /* at most scan_p panels */
+    int scan_p;
 };
 extern const struct tw_kern tw_kern_c;
 #if defined(__x86_64__)
@@ -93,7 +117,7 @@ void tw_amx_mm16(float *c, int64_t ldc, const uint32_t *a, const uint32_t *b, in
 
 /* Scratch buffers of the device by use; an op uses each for one thing at a time. */
 enum tw_slot { TW_SLOT_WT, TW_SLOT_X, TW_SLOT_Y, TW_SLOT_KV, TW_SLOT_LIST, TW_SLOT_ROWS,
-    TW_SLOT_LORA, TW_SLOT_OWN, TW_SLOT_MORE, TW_SLOT_CUT, TW_SLOT_STEP, TW_NSLOT };
+    TW_SLOT_LORA, TW_SLOT_OWN, TW_SLOT_MORE, TW_SLOT_CUT, TW_SLOT_STEP, TW_SLOT_DELTA, TW_NSLOT };
 
 struct tw_cpu {
     struct tw_dev_head head;
@@ -235,6 +259,9 @@ void tw_cpu_glu(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor *g
 void tw_cpu_glu_bwd(struct tw_dev *d, struct tw_tensor *dgate, struct tw_tensor *dup,
         const struct tw_tensor *dy, const struct tw_tensor *gate, const struct tw_tensor *up,
         enum tw_act act);
+extern const struct tw_delta_ops tw_cpu_delta_ops;
+void tw_cpu_cols(struct tw_dev *d, struct tw_tensor *y, struct tw_tensor *x,
+        const struct tw_cols *c, bool back);
 void tw_cpu_head(struct tw_dev *d, const struct tw_head *h);
 size_t tw_cpu_head_scratch(const struct tw_dev *d, int64_t n, int64_t V, int64_t D, bool bwd);
 void tw_cpu_logits(struct tw_dev *d, float *logits, const struct tw_tensor *h, const int32_t *row,

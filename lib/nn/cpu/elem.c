@@ -155,6 +155,32 @@ void tw_cpu_glu_bwd(struct tw_dev *dev, struct tw_tensor *dgate, struct tw_tenso
     tw_cpu_run(j.d, gate->rows, glu_bwd_row, &j);
 }
 
+struct cols_job {
+    struct tw_tensor *y, *x;
+    const struct tw_cols *c;
+    bool back;
+};
+
+static void cols_row(void *arg, int64_t t, int thread)
+{
+    struct cols_job *j = arg;
+
+    for (int64_t i = 0; i < j->c->n; i++) {
+        float *y = tw_row(j->y, t) + i * j->c->w;
+        float *x = tw_row(j->x, t) + i * j->c->stride + j->c->off;
+
+        memcpy(j->back ? x : y, j->back ? y : x, (size_t)j->c->w * sizeof *x);
+    }
+}
+
+void tw_cpu_cols(struct tw_dev *dev, struct tw_tensor *y, struct tw_tensor *x,
+        const struct tw_cols *c, bool back)
+{
+    struct cols_job j = { y, x, c, back };
+
+    tw_cpu_run((struct tw_cpu *)dev, x->rows, cols_row, &j);
+}
+
 struct add_job {
     struct tw_cpu *d;
     struct tw_tensor *y;

@@ -122,6 +122,11 @@ VFN void v_act(vf x, enum tw_act act, vf *a, vf *da)
     const float c = 1.5957691216f;              /* 2 sqrt(2 / pi) */
     vf one = v_set(1), x2 = v_mul(x, x), s, du;
 
+    if (act == TW_SIGMOID) {
+        *a = v_sigmoid(x);
+        *da = v_mul(*a, v_sub(one, *a));
+        return;
+    }
     if (act == TW_SILU) {
         s = v_sigmoid(x);
         du = one;
@@ -202,6 +207,7 @@ static void sgd(float *w, const float *g, float *m, int64_t n, float lr, float m
 }
 
 #include "nn/cpu/kern_soft.h"
+#include "nn/cpu/kern_delta.h"
 
 const struct tw_kern TW_KERN = {
     .name = TW_KERN_NAME, .mr = MR, .pr = PR, .mr16 = MR, .pr16 = PR,
@@ -212,4 +218,5 @@ const struct tw_kern TW_KERN = {
     .dot = dot, .rms = rms, .rms_dx = rms_dx, .rms_dw = rms_dw, .rope = rope, .glu = glu,
     .glu_bwd = glu_bwd, .add = add, .axpy = axpy, .adamw = adamw, .sgd = sgd,
     .stats = stats, .dsoftmax = dsoftmax, .soft = soft, .dsoft = dsoft,
+    .conv = conv, .conv_back = conv_back, .decay = decay, .scan = scan, .scan_p = SCAN_P,
 };
