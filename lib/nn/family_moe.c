@@ -63,12 +63,15 @@ static void files_down(struct tw_model *m, struct tw_weight *w, struct tw_weight
 #define NORM2 \
     { .name = "post_attention_layernorm", .slot = TW_S_NORM2, .rows = TW_D1, .cols = TW_DD }
 #define ROUTER \
-    { .name = "mlp.gate", .slot = TW_S_ROUTER, .rows = TW_DE, .cols = TW_DD, .f32 = true }
+    { .name = "mlp.gate", .slot = TW_S_ROUTER, .rows = TW_DE, .cols = TW_DD, .f32 = true, \
+      .lora = true }
 #define EXPERTS \
     { .name = "mlp.experts.gate_up_proj", .slot = TW_S_XGATEUP, .rows = TW_DIM2, .cols = TW_DD, \
-      .count = TW_DE, .axis = TW_AX_EXPERT, .bare = true, .files = files_gate_up }, \
+      .count = TW_DE, .axis = TW_AX_EXPERT, .bare = true, .lora = true, \
+      .files = files_gate_up }, \
     { .name = "mlp.experts.down_proj", .slot = TW_S_XDOWN, .rows = TW_DD, .cols = TW_DIM, \
-      .count = TW_DE, .axis = TW_AX_EXPERT, .bare = true, .files = files_down }
+      .count = TW_DE, .axis = TW_AX_EXPERT, .bare = true, .lora = true, \
+      .files = files_down }
 #define SHARED(name_) \
     { .name = name_ ".gate_proj", .slot = TW_S_SGATE, .rows = TW_DIS, .cols = TW_DD, \
       .when = TW_IF_SHARED, .axis = TW_AX_COL, .lora = true }, \

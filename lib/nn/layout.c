@@ -21,6 +21,54 @@ static const char *class_prefix(const struct tw_model *m)
     return strncmp(m->prefix, first, strlen(first)) ? first : m->prefix;
 }
 
+static int64_t add_module(struct tw_model *m, struct tw_weight *w, enum tw_module_form form,
+        const char *name)
+{
+    struct tw_module *mod = &m->module[m->nmodule];
+    const char *dot = strrchr(name, '.'), *experts = strstr(name, "experts.");
+    size_t skip;
+
+    mod->path = tw_xasprintf("%s%s.%lld.%s", class_prefix(m), tw_family_layers(m->cfg.family),
+            (long long)w->layer, name);
+    skip = strlen(mod->path) - strlen(name);
+    dot = w->w.n > 1 && experts ? experts : dot ? dot + 1 : name;
+    mod->kind = mod->path + skip + (dot - name);
+    mod->w = w;
+    mod->rows = w->w.rows;
+    mod->form = form;
+    mod->n = tw_mat_count(&w->w);
+    return m->nmodule++;
+}
+
+/* A module for each expert of what NAME, which ends with what they are called together, holds. */
+static int64_t add_each(struct tw_model *m, struct tw_weight *w, const char *what, int64_t row,
+        int64_t rows)
+{
+    const char *name = w->def->name;
+    char *each = tw_xasprintf("%.*s.*.%s", (int)(strrchr(name, '.') - name), name, what);
+    int64_t k = add_module(m, w, TW_MOD_EACH, each);
+
+    free(each);
+    m->module[k].row = row;
+    m->module[k].rows = rows;
+    return k;
+}
+
+/* The modules of a weight: usually one. */
+static void add_modules(struct tw_model *m, struct tw_weight *w)
+{
+    int64_t half = w->w.rows / 2;
+
+    w->module = add_module(m, w, w->w.n > 1 || w->def->slot == TW_S_ROUTER ? TW_MOD_PARAM :
+            TW_MOD_LINEAR, w->def->name);
+    if (w->w.n > 1 && w->def->slot == TW_S_XGATEUP) {
+        w->part[0] = add_each(m, w, "gate_proj", 0, half);
+        w->part[1] = add_each(m, w, "up_proj", half, half);
+    } else if (w->w.n > 1) {
+        w->part[0] = add_each(m, w, "down_proj", 0, w->w.rows);
+    }
+}
+
 /* Adds the weight of D (and its bias) at M->w[M->nw]. The list was sized by count_defs(). */
 static struct tw_weight *add_weight(struct tw_model *m, const struct tw_tdef *d, int64_t layer)
 {
@@ -31,17 +79,8 @@ static struct tw_weight *add_weight(struct tw_model *m, const struct tw_tdef *d,
         .layer = layer, .matrix = d->rows != TW_D1, .module = -1, .part = { -1, -1 } };
     w->w = (struct tw_mat){ .dtype = w->matrix && !d->f32 ? m->opts.dtype : TW_F32, .rows = rows,
         .cols = cols, .n = tw_dim(&m->cfg, d->count) };
-    if (d->lora) {
-        const char *dot = strrchr(d->name, '.');
-        struct tw_module *mod = &m->module[m->nmodule];
-
-        w->module = m->nmodule++;
-        mod->kind = dot ? dot + 1 : d->name;
-        mod->w = w;
-        mod->rows = rows;
-        mod->path = tw_xasprintf("%s%s.%lld.%s", class_prefix(m), tw_family_layers(m->cfg.family),
-                (long long)layer, d->name);
-    }
+    if (d->lora)
+        add_modules(m, w);
     if (tw_if(&m->cfg, d->bias)) {
         b = &m->w[m->nw++];
         *b = (struct tw_weight){ .name = tensor_name(m, d, layer, ".bias"), .def = d,
@@ -65,7 +104,7 @@ static int64_t count_defs(const struct tw_model *m, const struct tw_tdef *d, int
         if (!wanted(m, d))
             continue;
         n++;
-        *lora += d->lora;
+        *lora += d->lora ? 3 : 0;       /* a matrix of experts has up to three modules */
     }
     return n;
 }

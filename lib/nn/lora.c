@@ -14,10 +14,10 @@ double tw_lora_scale(int64_t r, double alpha, bool rslora)
 
 static void sizes(const struct tw_adapter *a, int64_t k, int64_t *na, int64_t *nb)
 {
-    const struct tw_mat *w = &a->m->module[k].w->w;
+    const struct tw_module *mod = &a->m->module[k];
 
-    *na = a->lora[k].r * w->cols;
-    *nb = w->rows * a->lora[k].r;
+    *na = mod->n * a->lora[k].r * mod->w->w.cols;
+    *nb = mod->n * mod->rows * a->lora[k].r;
 }
 
 static void list_param(struct tw_adapter *a, int64_t k, bool is_b)
@@ -28,9 +28,9 @@ static void list_param(struct tw_adapter *a, int64_t k, bool is_b)
 
     p->name = tw_xasprintf("base_model.model.%s.lora_%c.weight", mod->path, is_b ? 'B' : 'A');
     p->w = (struct tw_mat){ .data = is_b ? l->b : l->a, .dtype = TW_F32,
-        .rows = is_b ? mod->w->w.rows : l->r, .cols = is_b ? l->r : mod->w->w.cols };
+        .rows = is_b ? mod->rows : l->r, .cols = is_b ? l->r : mod->w->w.cols, .n = mod->n };
     p->g = is_b ? l->db : l->da;
-    p->n = p->w.rows * p->w.cols;
+    p->n = tw_mat_size(&p->w);
     p->matrix = true;
     a->params.elems += p->n;
 }
@@ -81,6 +81,15 @@ static bool first_of_kind(const struct tw_model *m, int64_t k)
     return true;
 }
 
+/* The names of all plain products. Where an expert's products have such a name, too, they are meant
+ * in full: "all linear" means no experts and no routers, as in PEFT. */
+static void all_linear(const struct tw_model *m, struct tw_jw *w)
+{
+    for (int64_t k = 0; k < m->nmodule; k++)
+        if (m->module[k].form == TW_MOD_LINEAR && (m->nmoe || first_of_kind(m, k)))
+            tw_jw_cstr(w, m->nmoe ? m->module[k].path : m->module[k].kind);
+}
+
 /* TARGETS as typed to the JSON that adapter_config.json holds. */
 static int targets_json(const struct tw_model *m, const char *targets, struct tw_buf *out,
         struct tw_err *err)
@@ -97,20 +106,17 @@ static int targets_json(const struct tw_model *m, const char *targets, struct tw
     }
     tw_jw_init(&w, out);
     tw_jw_arr(&w);
-    if (!strcmp(targets, "all-linear")) {
-        for (int64_t k = 0; k < m->nmodule; k++)
-            if (first_of_kind(m, k))
-                tw_jw_cstr(&w, m->module[k].kind);
-    } else {
-        for (const char *p = targets, *end; ; p = end + 1) {
-            end = strchr(p, '+');
-            end = end ? end : targets + n;
-            if (end == p)
-                return tw_fail(err, "--lora", 0, "targets=%s: an empty name", targets);
+    for (const char *p = targets, *end; ; p = end + 1) {
+        end = strchr(p, '+');
+        end = end ? end : targets + n;
+        if (end == p)
+            return tw_fail(err, "--lora", 0, "targets=%s: an empty name", targets);
+        if (tw_str_is((struct tw_str){ p, (size_t)(end - p) }, "all-linear"))
+            all_linear(m, &w);
+        else
             tw_jw_str(&w, (struct tw_str){ p, (size_t)(end - p) });
-            if (!*end)
-                break;
-        }
+        if (!*end)
+            break;
     }
     tw_jw_arr_end(&w);
     return 0;
@@ -139,6 +145,50 @@ static int no_match(const struct tw_model *m, struct tw_str name, const char *ta
     return -1;
 }
 
+/* 1: T names MOD; of modules that experts have all of them, or it is an error. */
+static int named(struct tw_target *t, const struct tw_module *mod, struct tw_err *err)
+{
+    int64_t hits = 0, n = mod->form == TW_MOD_EACH ? mod->n : 1;
+    char *param = tw_module_param(mod);
+    int got = 0;
+
+    for (int64_t e = 0; e < n && got >= 0; e++) {
+        char *path = tw_module_path(mod, e);
+
+        got = tw_target_match(t, path, err);
+        hits += got > 0;
+        free(path);
+    }
+    if (got == 0 && param)
+        hits += (got = tw_target_match(t, param, err)) > 0;
+    free(param);
+    if (got < 0)
+        return -1;
+    if (hits && hits < n)
+        return tw_fail(err, "--lora", 0, "targets: %lld of the %lld experts of %s are named: "
+                "it must be all of them", (long long)hits, (long long)n, mod->path);
+    return hits > 0;
+}
+
+/* A name like down_proj (or an expression) means an expert's product in either form. All together is
+ * the form to take, unless single products of each expert are all that is named. */
+static void one_form(struct tw_adapter *a)
+{
+    for (int64_t i = 0; i < a->m->cfg.L; i++) {
+        const struct tw_weight *up = a->m->layer[i].w[TW_S_XGATEUP];
+        const struct tw_weight *down = a->m->layer[i].w[TW_S_XDOWN];
+
+        if (!up || !down)
+            continue;
+        if (!a->lora[up->module].r && (a->lora[up->part[0]].r || a->lora[up->part[1]].r)) {
+            a->lora[down->module].r = 0;
+        } else {
+            a->lora[up->part[0]].r = a->lora[up->part[1]].r = 0;
+            a->lora[down->part[0]].r = 0;
+        }
+    }
+}
+
 static int choose(struct tw_adapter *a, const char *targets, struct tw_err *err)
 {
     struct tw_arena arena = { 0 };
@@ -148,7 +198,7 @@ static int choose(struct tw_adapter *a, const char *targets, struct tw_err *err)
     int ret = t ? 0 : -1;
 
     for (int64_t k = 0; !ret && k < a->m->nmodule; k++) {
-        int got = tw_target_match(t, a->m->module[k].path, err);
+        int got = named(t, &a->m->module[k], err);
 
         if (got < 0)
             ret = -1;
@@ -158,9 +208,11 @@ static int choose(struct tw_adapter *a, const char *targets, struct tw_err *err)
     }
     if (!ret && (!hits || tw_target_unused(t).n))
         ret = no_match(a->m, tw_target_unused(t), targets, err);
+    if (a->m->nmoe)
+        one_form(a);
     tw_target_free(t);
     tw_arena_free(&arena);
-    return ret;
+    return ret ? ret : tw_adapter_check(a, "--lora", err);
 }
 
 /* A is random by (seed, module, element), whatever else is adapted; B is zero. */
@@ -170,7 +222,7 @@ static void init_a(struct tw_adapter *a, uint64_t seed, bool gaussian)
 
     for (int64_t k = 0; k < a->m->nmodule; k++) {
         struct tw_lora *l = &a->lora[k];
-        int64_t in = a->m->module[k].w->w.cols, n = l->r * in;
+        int64_t in = a->m->module[k].w->w.cols, n = a->m->module[k].n * l->r * in;
         double bound = 1 / sqrt((double)in), std = 1 / (double)(l->r ? l->r : 1);
         float *buf = tw_xmalloc((size_t)n * sizeof *buf + 1);
 
@@ -238,9 +290,23 @@ void tw_adapter_close(struct tw_adapter *a)
     free(a->params.p);
     free(a->lora);
     free(a->targets);
+    free(a->target_params);
     free(a->rank_pattern);
     free(a->alpha_pattern);
     free(a);
+}
+
+/* Of the two forms of an expert's products one is enough to tell of. */
+static bool shown(const struct tw_adapter *a, int64_t k)
+{
+    const struct tw_module *mod = &a->m->module[k];
+
+    if (a->lora[k].r || mod->n < 2)
+        return true;
+    for (int i = 0; i < 2; i++)
+        if (mod->w->part[i] >= 0 && a->lora[mod->w->part[i]].r)
+            return false;
+    return mod->form == TW_MOD_PARAM;
 }
 
 void tw_adapter_describe(const struct tw_adapter *a, struct tw_buf *out)
@@ -253,7 +319,7 @@ void tw_adapter_describe(const struct tw_adapter *a, struct tw_buf *out)
     for (int64_t k = 0; k < m->nmodule; k++) {
         int64_t hit = 0, all = 0;
 
-        if (!first_of_kind(m, k))
+        if (!first_of_kind(m, k) || !shown(a, k))
             continue;
         for (int64_t i = 0; i < m->nmodule; i++) {
             if (strcmp(m->module[i].kind, m->module[k].kind))

@@ -46,12 +46,18 @@ struct tw_stored {
     int64_t npiece;
 };
 
+/* How files of adapters name a module: as one of its own; as a parameter of one (target_parameters);
+ * or as one module for each expert. */
+enum tw_module_form { TW_MOD_LINEAR, TW_MOD_PARAM, TW_MOD_EACH };
+
 /* A module that LoRA may adapt. */
 struct tw_module {
-    char *path;                 /* "model.layers.0.self_attn.q_proj" */
-    const char *kind;           /* "q_proj": the last component of path */
+    char *path;                 /* "model.layers.0.self_attn.q_proj"; of each expert "*" is the number */
+    const char *kind;           /* "q_proj": the end of path that all layers share */
     struct tw_weight *w;
-    int64_t row, rows;          /* which of w's rows it is: usually all */
+    int64_t row, rows;          /* which rows of w (of each expert's matrix) it is: usually all */
+    enum tw_module_form form;
+    int64_t n;                  /* experts: A and B are of so many, one behind the other; 1: plain */
 };
 
 struct tw_model {
@@ -128,6 +134,7 @@ struct tw_adapter {
     double alpha, dropout;
     bool rslora, train;
     char *targets;              /* JSON value of target_modules */
+    char *target_params;        /* of target_parameters, as it was read; NULL: it was not */
     char *rank_pattern, *alpha_pattern;     /* JSON objects */
     int64_t adapted;            /* modules */
     struct tw_devmem mem, grads;
@@ -135,6 +142,26 @@ struct tw_adapter {
 };
 /* Device memory for all modules whose r is set, and the parameter table. */
 int tw_adapter_alloc(struct tw_adapter *a, struct tw_err *err);
+/* adapter_files.c: the tensors of adapter_model.safetensors, in the order of the parameters: N of
+ * them, to be freed with their names. TURN: B of all experts, which files keep with the expert
+ * running fastest. */
+struct tw_afile {
+    char *name;
+    const struct tw_param *p;
+    int64_t at, rows, cols;     /* from element AT of p on */
+    int64_t turn;               /* experts; 0: as it lies on the device */
+};
+struct tw_afile *tw_adapter_files(const struct tw_adapter *a, int64_t *n);
+void tw_adapter_files_free(struct tw_afile *f, int64_t n);
+/* V of F's elements from the device's order to the file's, or back. */
+void tw_afile_turn(const struct tw_afile *f, float *v, bool to_file);
+/* The path of module MOD, or of expert E's part of it; to be freed. */
+char *tw_module_path(const struct tw_module *mod, int64_t e);
+/* What target_parameters call it; to be freed. NULL: it is no parameter. */
+char *tw_module_param(const struct tw_module *mod);
+/* What may not be: some experts of a layer, both forms of one matrix, dropout in experts. */
+int tw_adapter_check(const struct tw_adapter *a, const char *where, struct tw_err *err);
+
 double tw_lora_scale(int64_t r, double alpha, bool rslora);
 
 #endif

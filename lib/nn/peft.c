@@ -11,14 +11,16 @@ struct peft {
     struct tw_arena arena;
     char *path;
     const struct tw_json *root, *rank, *alpha;
-    struct tw_target *target, *exclude;
+    struct tw_target *target, *params, *exclude;
+    struct tw_weights file;
     const struct tw_json *layers;       /* layers_to_transform; NULL: all */
 };
 
 /* Keys that are read, and keys that say where an adapter came from. Any other key with a value that
  * is not "off" may change the maths, so it is refused. */
 static const char *const known[] = { "peft_type", "r", "lora_alpha", "lora_dropout",
-    "target_modules", "exclude_modules", "bias", "use_rslora", "rank_pattern", "alpha_pattern",
+    "target_modules", "target_parameters", "exclude_modules", "bias", "use_rslora",
+    "rank_pattern", "alpha_pattern",
     "layers_to_transform", "layers_pattern", "init_lora_weights",
     "task_type", "base_model_name_or_path", "auto_mapping", "inference_mode", "revision",
     "peft_version", "megatron_core", "qalora_group_size", "corda_config", "eva_config",
@@ -127,10 +129,13 @@ static const struct tw_json *targets(struct peft *p, const struct tw_model *m, s
 
     if (v && !(v->type == TW_JSTR && tw_str_is(v->str, "all-linear")))
         return v;
+    if (!v && tw_json_get(p->root, "target_parameters"))
+        return tw_json_parse(&p->arena, TW_STR_LIT("[]"), err);
     tw_buf_puts(&text, "[\"");
     if (v) {
-        for (int64_t k = 0; k < m->nmodule; k++)
-            tw_buf_printf(&text, "%s%s", k ? "\",\"" : "", m->module[k].path);
+        for (int64_t k = 0, n = 0; k < m->nmodule; k++)
+            if (m->module[k].form == TW_MOD_LINEAR)
+                tw_buf_printf(&text, "%s%s", n++ ? "\",\"" : "", m->module[k].path);
     } else {
         for (const char *c = m->cfg.family->lora_default; *c; c++)
             tw_buf_puts(&text, *c == '+' ? "\",\"" : (char[]){ *c, 0 });
@@ -160,6 +165,12 @@ static int read_config(struct peft *p, struct tw_adapter *a, const char *dir, st
     if (!p->target)
         return -1;
     a->targets = tw_xstrndup(v->raw.p, v->raw.n);
+    v = tw_json_get(p->root, "target_parameters");
+    p->params = v ? tw_target_new(v, "target_parameters", err) : NULL;
+    if (v && !p->params)
+        return -1;
+    if (v)
+        a->target_params = tw_xstrndup(v->raw.p, v->raw.n);
     p->layers = tw_json_get(p->root, "layers_to_transform");
     v = tw_json_get(p->root, "exclude_modules");
     p->exclude = v ? tw_target_new(v, "exclude_modules", err) : NULL;
@@ -188,28 +199,77 @@ static int in_layers(const struct peft *p, int64_t layer, struct tw_err *err)
     return 0;
 }
 
-static int set_module(struct peft *p, struct tw_adapter *a, int64_t k, struct tw_err *err)
+/* Modules of single experts are only there in adapters made where they are modules: the file says. */
+static bool in_file(struct peft *p, const char *path)
 {
-    const struct tw_module *mod = &a->m->module[k];
-    double r = (double)a->r, alpha = a->alpha;
-    int hit = tw_target_match(p->target, mod->path, err), out;
+    char *name = tw_xasprintf("base_model.model.%s.lora_A.weight", path);
+    bool there = tw_weights_find(&p->file, tw_str(name));
 
+    free(name);
+    return there;
+}
+
+/* 1: PATH (and PARAM, when not NULL) is what the file's settings name. */
+static int wanted(struct peft *p, const struct tw_module *mod, const char *path, const char *param,
+        struct tw_err *err)
+{
+    int hit = 0, out;
+
+    if (mod->form == TW_MOD_LINEAR || (mod->form == TW_MOD_PARAM && mod->n < 2) ||
+        (mod->form == TW_MOD_EACH && in_file(p, path)))
+        hit = tw_target_match(p->target, path, err);
+    if (!hit && param && p->params)
+        hit = tw_target_match(p->params, param, err);
     if (hit > 0)
         hit = in_layers(p, mod->w->layer, err);
     if (hit > 0 && p->exclude) {
-        out = tw_target_match(p->exclude, mod->path, err);
+        out = tw_target_match(p->exclude, path, err);
         hit = out < 0 ? -1 : !out;
     }
-    if (hit <= 0)
-        return hit;
-    if (tw_pattern_find(p->rank, mod->path, "rank_pattern", &r, err) < 0 ||
-        tw_pattern_find(p->alpha, mod->path, "alpha_pattern", &alpha, err) < 0)
+    return hit;
+}
+
+/* Rank and alpha of expert E's part (0 where there are no parts) by the patterns. */
+static int set_rank(struct peft *p, struct tw_adapter *a, int64_t k, const char *path, int64_t e,
+        struct tw_err *err)
+{
+    double r = (double)a->r, alpha = a->alpha;
+
+    if (tw_pattern_find(p->rank, path, "rank_pattern", &r, err) < 0 ||
+        tw_pattern_find(p->alpha, path, "alpha_pattern", &alpha, err) < 0)
         return -1;
     if (!(r >= 1 && r <= 1 << 16) || r != floor(r) || !isfinite(alpha))
-        return tw_fail(err, p->path, 0, "module %s would have rank %g and alpha %g", mod->path, r,
-                alpha);
+        return tw_fail(err, p->path, 0, "module %s would have rank %g and alpha %g", path, r, alpha);
+    if (e > 0 && ((int64_t)r != a->lora[k].r || alpha != a->lora[k].alpha))
+        return tw_fail(err, p->path, 0, "module %s has rank %g and alpha %g, other experts have "
+                "others: they must be the same", path, r, alpha);
     a->lora[k].r = (int64_t)r;
     a->lora[k].alpha = alpha;
+    return 0;
+}
+
+static int set_module(struct peft *p, struct tw_adapter *a, int64_t k, struct tw_err *err)
+{
+    const struct tw_module *mod = &a->m->module[k];
+    int64_t n = mod->form == TW_MOD_EACH ? mod->n : 1, hits = 0;
+    char *param = tw_module_param(mod);
+    int got = 0;
+
+    for (int64_t e = 0; e < n && got >= 0 && hits == e; e++) {
+        char *path = tw_module_path(mod, e);
+
+        got = wanted(p, mod, path, param, err);
+        if (got > 0 && set_rank(p, a, k, path, hits, err))
+            got = -1;
+        hits += got > 0;
+        free(path);
+    }
+    free(param);
+    if (got < 0)
+        return -1;
+    if (hits && hits < n)
+        return tw_fail(err, p->path, 0, "%s: expert %lld has no adapter: it must be all of them or "
+                "none", mod->path, (long long)hits);
     return 0;
 }
 
@@ -222,7 +282,7 @@ static void name_targets(struct tw_adapter *a)
     tw_jw_init(&w, &b);
     tw_jw_arr(&w);
     for (int64_t k = 0; k < a->m->nmodule; k++)
-        if (a->lora[k].r)
+        if (a->lora[k].r && a->m->module[k].form == TW_MOD_LINEAR)
             tw_jw_cstr(&w, a->m->module[k].path);
     tw_jw_arr_end(&w);
     free(a->targets);
@@ -230,21 +290,23 @@ static void name_targets(struct tw_adapter *a)
     tw_buf_free(&b);
 }
 
-static int load_tensor(struct tw_adapter *a, const struct tw_param *p, struct tw_wtensor *t,
+static int load_tensor(struct tw_adapter *a, const struct tw_afile *f, struct tw_wtensor *t,
         const char *path, struct tw_err *err)
 {
+    int64_t n = f->rows * f->cols;
     float *buf;
 
-    if (t->ndim != 2 || t->dim[0] != p->w.rows || t->dim[1] != p->w.cols)
+    if (t->ndim != 2 || t->dim[0] != f->rows || t->dim[1] != f->cols)
         return tw_fail(err, path, 0, "tensor %s does not have the shape [%lld, %lld] that the "
-                "model and adapter_config.json mean", p->name, (long long)p->w.rows,
-                (long long)p->w.cols);
-    buf = tw_xreallocarray(NULL, (size_t)p->n, sizeof *buf);
-    if (tw_weights_f32(t, 0, p->n, buf, err)) {
+                "model and adapter_config.json mean", f->name, (long long)f->rows,
+                (long long)f->cols);
+    buf = tw_xreallocarray(NULL, (size_t)n, sizeof *buf);
+    if (tw_weights_f32(t, 0, n, buf, err)) {
         free(buf);
         return -1;
     }
-    a->m->ops->put(a->m->dev, p->w.data, buf, (size_t)p->n * sizeof *buf);
+    tw_afile_turn(f, buf, false);
+    a->m->ops->put(a->m->dev, (float *)f->p->w.data + f->at, buf, (size_t)n * sizeof *buf);
     free(buf);
     t->used = true;
     return 0;
@@ -256,19 +318,41 @@ static void example(struct tw_buf *b, int64_t *n, struct tw_str name)
         tw_buf_printf(b, "%s%.*s", *n > 1 ? ", " : "", (int)name.n, name.p);
 }
 
+/* PEFT wraps the two parameters of one module in the order in which it finds them: where the shapes
+ * say that it was the other way round, the names are exchanged. */
+static void find_order(struct tw_afile *f, int64_t n, struct tw_weights *file)
+{
+    for (int64_t i = 0; i + 3 < n; i++) {
+        const struct tw_wtensor *t = tw_weights_find(file, tw_str(f[i].name));
+        char *name;
+
+        if (!strstr(f[i].name, ".base_layer.lora_A") || !t || t->ndim != 2 ||
+            f[i].cols == f[i + 2].cols || t->dim[1] != f[i + 2].cols)
+            continue;
+        for (int b = 0; b < 2; b++) {
+            name = f[i + b].name;
+            f[i + b].name = f[i + 2 + b].name;
+            f[i + 2 + b].name = name;
+        }
+        i += 3;
+    }
+}
+
 /* Strict both ways: a tensor that nothing takes would be an adapter that is silently not applied. */
 static int load_tensors(struct tw_adapter *a, struct tw_weights *file, struct tw_err *err)
 {
     struct tw_buf miss = { 0 }, extra = { 0 };
-    int64_t nmiss = 0, nextra = 0, ret = 0;
+    int64_t nmiss = 0, nextra = 0, ret = 0, n;
+    struct tw_afile *f = tw_adapter_files(a, &n);
 
-    for (int64_t i = 0; !ret && i < a->params.n; i++) {
-        struct tw_wtensor *t = tw_weights_find(file, tw_str(a->params.p[i].name));
+    find_order(f, n, file);
+    for (int64_t i = 0; !ret && i < n; i++) {
+        struct tw_wtensor *t = tw_weights_find(file, tw_str(f[i].name));
 
         if (t)
-            ret = load_tensor(a, &a->params.p[i], t, file->path, err);
+            ret = load_tensor(a, &f[i], t, file->path, err);
         else
-            example(&miss, &nmiss, tw_str(a->params.p[i].name));
+            example(&miss, &nmiss, tw_str(f[i].name));
     }
     for (int64_t i = 0; i < file->n; i++)
         if (!file->t[i].used)
@@ -276,9 +360,10 @@ static int load_tensors(struct tw_adapter *a, struct tw_weights *file, struct tw
     if (!ret && (nmiss || nextra))
         ret = tw_fail(err, file->path, 0, "the adapter does not fit the model: of %lld expected "
                 "tensors %lld are missing%s%s, of its %lld tensors %lld are not expected%s%s",
-                (long long)a->params.n, (long long)nmiss, nmiss ? ": " : "",
-                nmiss ? miss.p : "", (long long)file->n, (long long)nextra,
-                nextra ? ": " : "", nextra ? extra.p : "");
+                (long long)n, (long long)nmiss, nmiss ? ": " : "", nmiss ? miss.p : "",
+                (long long)file->n, (long long)nextra, nextra ? ": " : "",
+                nextra ? extra.p : "");
+    tw_adapter_files_free(f, n);
     tw_buf_free(&miss);
     tw_buf_free(&extra);
     return (int)ret;
@@ -286,29 +371,30 @@ static int load_tensors(struct tw_adapter *a, struct tw_weights *file, struct tw
 
 static int open_adapter(struct tw_adapter *a, struct peft *p, const char *dir, struct tw_err *err)
 {
-    struct tw_weights file = { 0 };
     char *path;
     int ret;
 
     if (read_config(p, a, dir, err))
         return -1;
-    for (int64_t k = 0; k < a->m->nmodule; k++)
-        if (set_module(p, a, k, err))
-            return -1;
-    if (p->layers || p->exclude)
-        name_targets(a);
-    if (tw_adapter_alloc(a, err))
-        return -1;
-    if (!a->adapted)
-        return tw_fail(err, p->path, 0, "target_modules matches no module of the model");
     path = tw_path_join(dir, "adapter_model.safetensors");
-    ret = tw_weights_open(&file, path, err);
+    ret = tw_weights_open(&p->file, path, err);
     free(path);
     if (ret)
         return -1;
-    ret = load_tensors(a, &file, err);
-    tw_weights_close(&file);
-    return ret;
+    for (int64_t k = 0; k < a->m->nmodule; k++)
+        if (set_module(p, a, k, err))
+            return -1;
+    if (p->params && tw_target_unused(p->params).n)
+        return tw_fail(err, p->path, 0, "target_parameters: \"%.*s\" matches no parameter of the "
+                "model that can be adapted", (int)tw_target_unused(p->params).n,
+                tw_target_unused(p->params).p);
+    if (p->layers || p->exclude)
+        name_targets(a);
+    if (tw_adapter_check(a, p->path, err) || tw_adapter_alloc(a, err))
+        return -1;
+    if (!a->adapted)
+        return tw_fail(err, p->path, 0, "target_modules matches no module of the model");
+    return load_tensors(a, &p->file, err);
 }
 
 struct tw_adapter *tw_adapter_open(struct tw_model *m, const char *dir, bool train,
@@ -325,7 +411,9 @@ struct tw_adapter *tw_adapter_open(struct tw_model *m, const char *dir, bool tra
     if (ret)
         tw_err_place(err, p.path, 0);
     tw_target_free(p.target);
+    tw_target_free(p.params);
     tw_target_free(p.exclude);
+    tw_weights_close(&p.file);
     tw_arena_free(&p.arena);
     free(p.path);
     if (!ret)

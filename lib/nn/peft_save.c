@@ -28,12 +28,31 @@ static void key_text(struct tw_jw *w, const char *key, const char *text)
         tw_jw_null(w);
 }
 
-static bool kind_adapted(const struct tw_adapter *a, const char *kind)
+/* The last component of a module's path: what target_modules match by. */
+static const char *tail(const struct tw_module *mod)
+{
+    const char *dot = strrchr(mod->path, '.');
+
+    return dot ? dot + 1 : mod->path;
+}
+
+static bool tail_adapted(const struct tw_adapter *a, const char *name)
 {
     for (int64_t i = 0; i < a->m->nmodule; i++)
-        if (a->lora[i].r && !strcmp(a->m->module[i].kind, kind))
+        if (a->lora[i].r && a->m->module[i].form != TW_MOD_PARAM &&
+            !strcmp(tail(&a->m->module[i]), name))
             return true;
     return false;
+}
+
+static void put_paths(struct tw_jw *w, const struct tw_module *mod)
+{
+    for (int64_t e = 0; e < (mod->form == TW_MOD_EACH ? mod->n : 1); e++) {
+        char *path = tw_module_path(mod, e);
+
+        tw_jw_cstr(w, path);
+        free(path);
+    }
 }
 
 /* target_modules: names of kinds where all modules of these are adapted, else each module's path. A
@@ -44,9 +63,10 @@ static void put_targets(struct tw_jw *w, const struct tw_adapter *a)
     bool kinds = true;
 
     for (int64_t i = 0; i < a->m->nmodule; i++)
-        kinds &= !a->lora[i].r == !kind_adapted(a, mod[i].kind);
+        if (mod[i].form != TW_MOD_PARAM)
+            kinds &= !a->lora[i].r == !tail_adapted(a, tail(&mod[i]));
     tw_jw_key(w, "target_modules");
-    if (kinds && a->targets[0] == '[') {
+    if (kinds && a->targets[0] == '[' && !a->m->nmoe) {
         tw_jw_raw(w, tw_str(a->targets));
         return;
     }
@@ -54,10 +74,37 @@ static void put_targets(struct tw_jw *w, const struct tw_adapter *a)
     for (int64_t i = 0; i < a->m->nmodule; i++) {
         bool first = true;
 
+        if (!a->lora[i].r || mod[i].form == TW_MOD_PARAM)
+            continue;
         for (int64_t k = 0; k < i && kinds && first; k++)
-            first = strcmp(mod[k].kind, mod[i].kind);
-        if (a->lora[i].r && first)
-            tw_jw_cstr(w, kinds ? mod[i].kind : mod[i].path);
+            first = mod[k].form == TW_MOD_PARAM || strcmp(tail(&mod[k]), tail(&mod[i]));
+        if (kinds && first)
+            tw_jw_cstr(w, tail(&mod[i]));
+        else if (!kinds)
+            put_paths(w, &mod[i]);
+    }
+    tw_jw_arr_end(w);
+}
+
+/* target_parameters, which no two modules share: their whole names. */
+static void put_params(struct tw_jw *w, const struct tw_adapter *a)
+{
+    bool any = false;
+
+    for (int64_t i = 0; i < a->m->nmodule; i++)
+        any |= a->lora[i].r && a->m->module[i].form == TW_MOD_PARAM;
+    tw_jw_key(w, "target_parameters");
+    if (!any || a->target_params) {
+        tw_jw_raw(w, tw_str(any ? a->target_params : "null"));
+        return;
+    }
+    tw_jw_arr(w);
+    for (int64_t i = 0; i < a->m->nmodule; i++) {
+        char *name = a->lora[i].r ? tw_module_param(&a->m->module[i]) : NULL;
+
+        if (name)
+            tw_jw_cstr(w, name);
+        free(name);
     }
     tw_jw_arr_end(w);
 }
@@ -88,6 +135,8 @@ static void config_json(const struct tw_adapter *a, const char *base, struct tw_
     key_raw(&w, "rank_pattern", a->rank_pattern ? a->rank_pattern : "{}");
     key_raw(&w, "revision", "null");
     put_targets(&w, a);
+    if (a->m->nmoe)
+        put_params(&w, a);
     key_text(&w, "task_type", "CAUSAL_LM");
     key_raw(&w, "use_dora", "false");
     key_raw(&w, "use_rslora", a->rslora ? "true" : "false");
@@ -95,48 +144,48 @@ static void config_json(const struct tw_adapter *a, const char *base, struct tw_
     tw_buf_putc(out, '\n');
 }
 
-/* All values on the host, checked: nothing is written when one is not finite. */
-static float *fetch(const struct tw_adapter *a, struct tw_err *err)
+/* All values on the host as files have them, checked: nothing is written when one is not finite. */
+static float *fetch(const struct tw_adapter *a, const struct tw_afile *f, int64_t n,
+        struct tw_err *err)
 {
     float *all = tw_xreallocarray(NULL, (size_t)a->params.elems + 1, sizeof *all), *at = all;
 
-    for (int64_t i = 0; i < a->params.n; i++) {
-        const struct tw_param *p = &a->params.p[i];
+    for (int64_t i = 0; i < n; i++) {
+        int64_t len = f[i].rows * f[i].cols;
 
-        a->m->ops->get(a->m->dev, at, p->w.data, (size_t)p->n * sizeof *at);
-        for (int64_t k = 0; k < p->n; k++) {
+        a->m->ops->get(a->m->dev, at, (float *)f[i].p->w.data + f[i].at, (size_t)len * sizeof *at);
+        tw_afile_turn(&f[i], at, true);
+        for (int64_t k = 0; k < len; k++) {
             if (!isfinite(at[k])) {
                 tw_fail(err, NULL, 0, "%s has a value that is not finite: the adapter is not "
-                        "written", p->name);
+                        "written", f[i].name);
                 free(all);
                 return NULL;
             }
         }
-        at += p->n;
+        at += len;
     }
     return all;
 }
 
-static int write_tensors(const struct tw_adapter *a, const char *path, const float *all,
+static int write_tensors(const struct tw_afile *f, int64_t n, const char *path, const float *all,
         struct tw_err *err)
 {
-    struct tw_wdecl *decl = tw_xcalloc((size_t)a->params.n, sizeof *decl);
-    int64_t *start = tw_xcalloc((size_t)a->params.n + 1, sizeof *start), i;
+    struct tw_wdecl *decl = tw_xcalloc((size_t)n, sizeof *decl);
+    int64_t *start = tw_xcalloc((size_t)n + 1, sizeof *start), i;
     struct tw_wout *o;
     int ret = 0;
 
-    for (i = 0; i < a->params.n; i++) {
-        const struct tw_param *p = &a->params.p[i];
-
-        decl[i] = (struct tw_wdecl){ .name = p->name, .dtype = TW_F32, .ndim = 2,
-            .dim = { p->w.rows, p->w.cols } };
-        start[i + 1] = start[i] + p->n;
+    for (i = 0; i < n; i++) {
+        decl[i] = (struct tw_wdecl){ .name = f[i].name, .dtype = TW_F32, .ndim = 2,
+            .dim = { f[i].rows, f[i].cols } };
+        start[i + 1] = start[i] + f[i].rows * f[i].cols;
     }
-    o = tw_wout_open(path, decl, a->params.n, err);
+    o = tw_wout_open(path, decl, n, err);
     if (!o)
         ret = -1;
     while (!ret && (i = tw_wout_next(o)) >= 0)
-        ret = tw_wout_put(o, all + start[i], TW_F32, a->params.p[i].n, err);
+        ret = tw_wout_put(o, all + start[i], TW_F32, start[i + 1] - start[i], err);
     if (o && !ret)
         ret = tw_wout_commit(o, err);
     else if (o)
@@ -147,23 +196,23 @@ static int write_tensors(const struct tw_adapter *a, const char *path, const flo
 }
 
 /* What was written is read back: every tensor is there, with its values. */
-static int verify(const struct tw_adapter *a, const char *path, const float *all,
+static int verify(const struct tw_afile *f, int64_t n, const char *path, const float *all,
         struct tw_err *err)
 {
     struct tw_weights file = { 0 };
     int ret = tw_weights_open(&file, path, err);
     const float *at = all;
 
-    if (!ret && file.n != a->params.n)
+    if (!ret && file.n != n)
         ret = tw_fail(err, path, 0, "has %lld tensors, %lld were written", (long long)file.n,
-                (long long)a->params.n);
-    for (int64_t i = 0; !ret && i < a->params.n; i++) {
-        const struct tw_param *p = &a->params.p[i];
-        const struct tw_wtensor *t = tw_weights_find(&file, tw_str(p->name));
+                (long long)n);
+    for (int64_t i = 0; !ret && i < n; i++) {
+        const struct tw_wtensor *t = tw_weights_find(&file, tw_str(f[i].name));
+        int64_t len = f[i].rows * f[i].cols;
 
-        if (!t || t->n != p->n || memcmp(t->data, at, (size_t)p->n * sizeof *at))
-            ret = tw_fail(err, path, 0, "tensor %s is not what was written", p->name);
-        at += p->n;
+        if (!t || t->n != len || memcmp(t->data, at, (size_t)len * sizeof *at))
+            ret = tw_fail(err, path, 0, "tensor %s is not what was written", f[i].name);
+        at += len;
     }
     tw_weights_close(&file);
     return ret;
@@ -175,14 +224,17 @@ int tw_adapter_save(const struct tw_adapter *a, const char *dir, const char *bas
     char *tensors = tw_path_join(dir, "adapter_model.safetensors");
     char *config = tw_path_join(dir, "adapter_config.json");
     struct tw_buf text = { 0 };
-    float *all = fetch(a, err);
+    int64_t n;
+    struct tw_afile *f = tw_adapter_files(a, &n);
+    float *all = fetch(a, f, n, err);
     int ret = -1;
 
     config_json(a, base, &text);
-    if (all && !a->m->ops->sync(a->m->dev, err) && !write_tensors(a, tensors, all, err) &&
-        !verify(a, tensors, all, err) && !tw_write_file(config, text.p, text.n, err))
+    if (all && !a->m->ops->sync(a->m->dev, err) && !write_tensors(f, n, tensors, all, err) &&
+        !verify(f, n, tensors, all, err) && !tw_write_file(config, text.p, text.n, err))
         ret = 0;
     tw_buf_free(&text);
+    tw_adapter_files_free(f, n);
     free(all);
     free(tensors);
     free(config);

@@ -7,33 +7,49 @@
 #define SHARD_MAX ((size_t)5000000000)  /* bytes of tensors in a file */
 #define CHUNK ((int64_t)1 << 20)        /* elements on the host at a time */
 
-/* The low-rank part of one weight, on the host. */
+/* The low-rank parts of one weight, on the host: of all of it, or of some of its outputs. */
+#define MERGES 3
 struct merge {
+    const struct tw_module *mod;        /* NULL: none */
     int64_t r;
     float scale;
-    float *a, *b;               /* [r, in], [out, r] */
+    float *a, *b;               /* [n, r, in], [n, out, r] */
 };
 
-static void merge_start(struct merge *g, const struct tw_model *m, const struct tw_adapter *ad,
-        const struct tw_weight *w)
+static void merge_one(struct merge *g, const struct tw_model *m, const struct tw_adapter *ad,
+        int64_t k)
 {
-    const struct tw_lora *l = ad && w->module >= 0 ? &ad->lora[w->module] : NULL;
+    const struct tw_lora *l = ad && k >= 0 ? &ad->lora[k] : NULL;
+    size_t na, nb;
 
     *g = (struct merge){ 0 };
     if (!l || !l->r)
         return;
+    g->mod = &m->module[k];
     g->r = l->r;
     g->scale = l->scale;
-    g->a = tw_xreallocarray(NULL, (size_t)(l->r * w->w.cols), sizeof *g->a);
-    g->b = tw_xreallocarray(NULL, (size_t)(l->r * w->w.rows), sizeof *g->b);
-    m->ops->get(m->dev, g->a, l->a, (size_t)(l->r * w->w.cols) * sizeof *g->a);
-    m->ops->get(m->dev, g->b, l->b, (size_t)(l->r * w->w.rows) * sizeof *g->b);
+    na = (size_t)(g->mod->n * l->r * g->mod->w->w.cols);
+    nb = (size_t)(g->mod->n * l->r * g->mod->rows);
+    g->a = tw_xreallocarray(NULL, na, sizeof *g->a);
+    g->b = tw_xreallocarray(NULL, nb, sizeof *g->b);
+    m->ops->get(m->dev, g->a, l->a, na * sizeof *g->a);
+    m->ops->get(m->dev, g->b, l->b, nb * sizeof *g->b);
+}
+
+static void merge_start(struct merge *g, const struct tw_model *m, const struct tw_adapter *ad,
+        const struct tw_weight *w)
+{
+    merge_one(&g[0], m, ad, w->module);
+    merge_one(&g[1], m, ad, w->part[0]);
+    merge_one(&g[2], m, ad, w->part[1]);
 }
 
 static void merge_end(struct merge *g)
 {
-    free(g->a);
-    free(g->b);
+    for (int i = 0; i < MERGES; i++) {
+        free(g[i].a);
+        free(g[i].b);
+    }
 }
 
 /* W + scale * (B A), all in f32: the product is a chain over the rank. ROW is W's first row. */
@@ -41,12 +57,16 @@ static void merge_rows(const struct merge *g, float *w, int64_t row, int64_t n, 
         float *delta)
 {
     for (int64_t i = 0; g->r && i < n; i++) {
-        const float *b = g->b + (row + i) * g->r;
+        int64_t e = (row + i) / g->mod->w->w.rows;
+        int64_t out = (row + i) % g->mod->w->w.rows - g->mod->row;
+        const float *b = g->b + (e * g->mod->rows + out) * g->r, *a = g->a + e * g->r * cols;
 
+        if (out < 0 || out >= g->mod->rows)
+            continue;
         memset(delta, 0, (size_t)cols * sizeof *delta);
         for (int64_t k = 0; k < g->r; k++)
             for (int64_t j = 0; j < cols; j++)
-                delta[j] = fmaf(b[k], g->a[k * cols + j], delta[j]);
+                delta[j] = fmaf(b[k], a[k * cols + j], delta[j]);
         for (int64_t j = 0; j < cols; j++)
             w[i * cols + j] += g->scale * delta[j];
     }
@@ -56,7 +76,7 @@ static int put_piece(const struct tw_model *m, const struct tw_adapter *ad,
         const struct tw_piece *p, struct tw_wout *o, struct tw_err *err)
 {
     int64_t cols = tw_piece_cols(p), step = CHUNK / cols / 64 * 64;
-    struct merge g;
+    struct merge g[MERGES];
     float *buf, *delta;
     int ret = 0;
 
@@ -64,12 +84,13 @@ static int put_piece(const struct tw_model *m, const struct tw_adapter *ad,
     step = step < p->n ? step : p->n;
     buf = tw_xreallocarray(NULL, (size_t)(step * cols), sizeof *buf);
     delta = tw_xreallocarray(NULL, (size_t)cols, sizeof *delta);
-    merge_start(&g, m, ad, p->w);
+    merge_start(g, m, ad, p->w);
     for (int64_t r = 0; r < p->n && !ret; r += step) {
         int64_t n = r + step < p->n ? step : p->n - r;
 
         tw_weight_get(m, p->w, p->row + r, n, buf);
-        merge_rows(&g, buf, p->row + r, n, cols, delta);
+        for (int i = 0; i < MERGES; i++)
+            merge_rows(&g[i], buf, p->row + r, n, cols, delta);
         for (int64_t i = 0; i < n * cols && !ret; i++)
             if (!isfinite(buf[i]))
                 ret = tw_fail(err, NULL, 0, "%s has a value that is not finite: the model is not "
@@ -77,7 +98,7 @@ static int put_piece(const struct tw_model *m, const struct tw_adapter *ad,
         if (!ret)
             ret = tw_wout_put(o, buf, TW_F32, n * cols, err);
     }
-    merge_end(&g);
+    merge_end(g);
     free(buf);
     free(delta);
     return ret;

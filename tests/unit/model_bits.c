@@ -201,10 +201,12 @@ static void threads(void)
 
 static void open_adapters(struct tw_model *m, struct tw_adapter *a[3])
 {
-    static const struct tw_lora_opts o[3] = {
+    bool moe = strstr(tw_model_info(m)->family, "moe");
+    const struct tw_lora_opts o[3] = {
         { .r = 4, .alpha = 8, .dropout = 0.3, .targets = "all-linear" },
-        { .r = 7, .alpha = 8, .targets = "q_proj+down_proj", .rslora = true },
-        { .r = 3, .alpha = 6, .dropout = 0.5, .targets = "/.*layers\\.1\\..*_proj/" },
+        { .r = 7, .alpha = 8, .rslora = true,
+          .targets = moe ? "q_proj+gate_up_proj+down_proj" : "q_proj+down_proj" },
+        { .r = 3, .alpha = 6, .dropout = 0.5, .targets = "/.*layers\\.1\\.[^.]*\\.[^.]*_proj/" },
     };
     struct tw_err err = { 0 };
 
