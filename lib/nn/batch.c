@@ -59,10 +59,10 @@ static int check_length(const struct tw_model *m, const struct tw_batch *b, stru
 {
     if (b->end > INT32_MAX)
         return tw_fail(err, NULL, 0, "a sequence has %lld tokens: too many", (long long)b->end);
-    if (m->cfg.rope[0].type == TW_ROPE_DYNAMIC && b->end > m->cfg.max_positions)
-        return tw_fail(err, NULL, 0, "a sequence has %lld tokens: with rope_type dynamic at most "
-                "max_position_embeddings, %lld, are supported", (long long)b->end,
-                (long long)m->cfg.max_positions);
+    if (b->end > tw_rope_longest(&m->cfg))
+        return tw_fail(err, NULL, 0, "a sequence has %lld tokens: the base of rope_type dynamic is "
+                "chosen for at most %lld; set \"length\" beside it in config.json to the longest "
+                "text there is to be", (long long)b->end, (long long)tw_rope_longest(&m->cfg));
     return 0;
 }
 

@@ -1,10 +1,9 @@
 /* block.c - the blocks that layers are made of. A tensor the family does not have is NULL. */
+#include "nn/block_priv.h"
 #include "nn/step.h"
-#include "nn/tape.h"
 
-/* x + a product of H, into OUT; where the family has a norm of what a block gives, that of it. */
-static void into(struct tw_tape *t, struct tw_var *h, struct tw_weight *w, struct tw_weight *post,
-        struct tw_var *x, struct tw_var *out)
+void tw_block_into(struct tw_tape *t, struct tw_var *h, struct tw_weight *w,
+        struct tw_weight *post, struct tw_var *x, struct tw_var *out)
 {
     if (post)
         tw_t_residual(t, x, tw_t_linear(t, h, w, NULL, NULL), post, out);
@@ -23,7 +22,7 @@ static void gqa(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x, s
     tw_t_linears(t, n, w, 3, y);
     q = tw_t_norm_rope(t, l, y[0], l->w[TW_S_QNORM], c->nh);
     k = tw_t_norm_rope(t, l, y[1], l->w[TW_S_KNORM], c->nkv);
-    into(t, tw_t_attn(t, l, q, k, y[2]), l->w[TW_S_O], l->w[TW_S_POST1], x, out);
+    tw_block_into(t, tw_t_attn(t, l, q, k, y[2]), l->w[TW_S_O], l->w[TW_S_POST1], x, out);
 }
 
 static void gqa_step(struct tw_stepper *s, const struct tw_layer *l)
@@ -49,7 +48,7 @@ static void swiglu(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x
     struct tw_var *y[2];                // gate, up [T, I]
 
     tw_t_linears(t, n, w, 2, y);
-    into(t, tw_t_glu(t, y[0], y[1]), l->w[TW_S_DOWN], l->w[TW_S_POST2], x, out);
+    tw_block_into(t, tw_t_glu(t, y[0], y[1]), l->w[TW_S_DOWN], l->w[TW_S_POST2], x, out);
 }
 
 static void swiglu_step(struct tw_stepper *s, const struct tw_layer *l)

@@ -52,6 +52,23 @@ static const struct key keys[] = {
     { "num_nextn_predict_layers", KINT, FIELD(next_layers), 0, 1 << 10, false },
     { "use_qk_norm", KBOOL, FIELD(qk_norm), 0, 0, false },
     { "qkv_bias", KBOOL, FIELD(qkv_bias), 0, 0, false },
+    { "bias", KBOOL, FIELD(o_bias), 0, 0, false },
+    /* chatglm */
+    { "num_layers", KINT, FIELD(L), 1, 1 << 16, false },
+    { "ffn_hidden_size", KINT, FIELD(I), 1, 1 << 26, false },
+    { "kv_channels", KINT, FIELD(hd), 1, 1 << 16, false },
+    { "multi_query_group_num", KINT, FIELD(nkv), 1, 1 << 16, false },
+    { "padded_vocab_size", KINT, FIELD(V), 1, INT32_MAX, false },
+    { "layernorm_epsilon", KNUM, FIELD(eps), 0, 1, false },
+    { "seq_length", KINT, FIELD(max_positions), 1, INT32_MAX, false },
+    { "add_qkv_bias", KBOOL, FIELD(qkv_bias), 0, 0, false },
+    { "add_bias_linear", KBOOL, FIELD(o_bias), 0, 0, false },
+    /* latents */
+    { "q_lora_rank", KINT, FIELD(mla.rq), 1, 1 << 20, false },
+    { "kv_lora_rank", KINT, FIELD(mla.rkv), 1, 1 << 20, false },
+    { "qk_nope_head_dim", KINT, FIELD(mla.dn), 1, 1 << 16, false },
+    { "qk_rope_head_dim", KINT, FIELD(mla.dr), 2, 1 << 16, false },
+    { "v_head_dim", KINT, FIELD(mla.dv), 1, 1 << 16, false },
     { 0 },
 };
 
@@ -81,8 +98,8 @@ static const char *const ignored[] = { "architectures", "auto_map", "transformer
 
 /* Settings of maths that we have in one form only. */
 static const char *const must_be_off[] = { "attention_dropout", "hidden_dropout", "resid_pdrop",
-    "embd_pdrop", "rope_interleaved", "use_mrope", "is_encoder_decoder", "is_decoder",
-    "add_cross_attention", "cross_attention_hidden_size", "tie_encoder_decoder",
+    "embd_pdrop", "rope_interleaved", "use_bidirectional_attention", "use_mrope",
+    "is_encoder_decoder", "is_decoder", "add_cross_attention", "cross_attention_hidden_size", "tie_encoder_decoder",
     "quantization_config", "layer_norm_eps", "use_qk_norm", "logit_scale", NULL };
 
 static bool listed(const char *const *list, struct tw_str s)

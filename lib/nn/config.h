@@ -15,6 +15,7 @@ struct tw_rope_conf {
     double beta_fast, beta_slow;        /* yarn */
     double attention_factor, mscale, mscale_all_dim;    /* yarn; 0: not given */
     bool truncate;
+    int64_t length;                     /* dynamic: the longest text the base is chosen for */
 };
 
 struct tw_moe_conf {
@@ -30,6 +31,12 @@ struct tw_moe_conf {
                                  * moe_layer_freq */
     int64_t shared_count;       /* n_shared_experts: shared is so many widths of an expert */
     bool fused;                 /* new files have one tensor for all experts of a layer */
+};
+
+/* Attention over latents: widths of what q and of what k and v are made from (rq 0: q is made from
+ * the input), and of a head's parts. */
+struct tw_mla_conf {
+    int64_t rq, rkv, dn, dr, dv;
 };
 
 /* What differs between the layers of a model. */
@@ -54,11 +61,13 @@ struct tw_config {
     double norm_off;            /* added to the weights of norms: 0, or 1 where they are zero-centred */
     double embed_scale;         /* embeddings are multiplied by it; 0: they are not */
     double attn_scale;          /* of scores; 0: 1 / sqrt(hd) */
+    bool qkv_groups;            /* rows of a fused q, k and v come group by group in files */
     bool rope_interleaved;      /* pairs (2i, 2i + 1) */
     int64_t next_layers;        /* num_nextn_predict_layers: in files behind the last, not computed */
     bool use_window;
     int64_t window, max_window_layers;
     struct tw_moe_conf moe;
+    struct tw_mla_conf mla;
     struct tw_layer_conf *layer;        /* [L] */
     struct tw_rope_conf rope[TW_MAX_ROPES];
     int nrope;                  /* all of one width */
@@ -70,11 +79,20 @@ int tw_config_read(struct tw_config *c, const char *path, struct tw_err *err);
 int tw_config_parse(struct tw_config *c, const char *path, struct tw_str text, struct tw_err *err);
 void tw_config_free(struct tw_config *c);
 
-/* config_rope.c: RoPE settings from the text object, whichever way they are spelt. */
+/* config_rope.c: RoPE settings from the text object, whichever way they are spelt. Where there is a
+ * set for full_attention and one for sliding_attention, rope[1] is that of layers with a window. */
 int tw_config_rope(struct tw_config *c, struct tw_err *err);
+/* The same checks of rope R alone, for a hook that has changed it. */
+int tw_config_rope_check(const struct tw_config *c, const struct tw_rope_conf *r,
+        struct tw_err *err);
+/* What yarn multiplies the scale of scores by where it does not act on the angles: the square of the
+ * gain of mscale_all_dim (1: nothing). */
+double tw_rope_score_gain(const struct tw_rope_conf *r);
 /* Angles of rope R at positions [p0, p0 + n): cos and sin [n, rot / 2], times the attention factor. */
 void tw_rope_table(const struct tw_config *c, int r, int64_t p0, int64_t n, float *cos, float *sin);
 double tw_attn_scale(const struct tw_config *c);
+/* The longest sequence that the config's angles are for. */
+int64_t tw_rope_longest(const struct tw_config *c);
 /* The rotated width of a head. */
 int64_t tw_rope_width(const struct tw_config *c);
 

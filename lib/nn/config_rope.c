@@ -9,7 +9,7 @@
 static const char *const dict_keys[] = { "rope_type", "type", "rope_theta", "factor",
     "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale",
     "mscale_all_dim", "low_freq_factor", "high_freq_factor", "truncate", "partial_rotary_factor",
-    "mrope_section", "mrope_interleaved", "finetuned", NULL };
+    "mrope_section", "mrope_interleaved", "finetuned", "length", NULL };
 
 static const struct {
     const char *name;
@@ -28,10 +28,6 @@ static int check_dict(const struct tw_config *c, const struct tw_json *dict, str
 
         while (*k && !tw_str_is(dict->item[i].key, *k))
             k++;
-        if (!*k && dict->item[i].type == TW_JOBJ)
-            return tw_fail(err, c->path, 0, "%.*s has one set of values per \"%.*s\": family %s "
-                    "has one for all", (int)dict->key.n, dict->key.p, (int)dict->item[i].key.n,
-                    dict->item[i].key.p, c->family->name);
         if (!*k && dict->item[i].type != TW_JNULL)
             return tw_fail(err, c->path, 0, "%.*s.%.*s is not known", (int)dict->key.n,
                     dict->key.p, (int)dict->item[i].key.n, dict->item[i].key.p);
@@ -50,7 +46,8 @@ static int number(const struct tw_config *c, const struct tw_json *dict, const c
     return got;
 }
 
-static int rope_type(struct tw_config *c, const struct tw_json *dict, struct tw_err *err)
+static int rope_type(const struct tw_config *c, struct tw_rope_conf *r, const struct tw_json *dict,
+        struct tw_err *err)
 {
     struct tw_str s = TW_STR_LIT("default");
 
@@ -61,7 +58,7 @@ static int rope_type(struct tw_config *c, const struct tw_json *dict, struct tw_
         return -1;
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         if (tw_str_is(s, types[i].name)) {
-            c->rope[0].type = types[i].type;
+            r->type = types[i].type;
             return 0;
         }
     }
@@ -69,9 +66,9 @@ static int rope_type(struct tw_config *c, const struct tw_json *dict, struct tw_
             "dynamic, llama3 and yarn", (int)s.n, s.p);
 }
 
-static int numbers(struct tw_config *c, const struct tw_json *dict, struct tw_err *err)
+static int numbers(const struct tw_config *c, struct tw_rope_conf *r, const struct tw_json *dict,
+        struct tw_err *err)
 {
-    struct tw_rope_conf *r = &c->rope[0];
     double orig = (double)c->max_positions;
     int factor;
 
@@ -94,7 +91,8 @@ static int numbers(struct tw_config *c, const struct tw_json *dict, struct tw_er
         tw_json_get_num(dict, "attention_factor", &r->attention_factor, err) < 0 ||
         tw_json_get_num(dict, "mscale", &r->mscale, err) < 0 ||
         tw_json_get_num(dict, "mscale_all_dim", &r->mscale_all_dim, err) < 0 ||
-        tw_json_get_bool(dict, "truncate", &r->truncate, err) < 0)
+        tw_json_get_bool(dict, "truncate", &r->truncate, err) < 0 ||
+        tw_json_get_int(dict, "length", &r->length, err) < 0)
         return -1;
     if (!(orig >= 1 && orig <= INT32_MAX))
         return tw_fail(err, c->path, 0, "original_max_position_embeddings is %g", orig);
@@ -104,18 +102,9 @@ static int numbers(struct tw_config *c, const struct tw_json *dict, struct tw_er
     return 0;
 }
 
-int tw_config_rope(struct tw_config *c, struct tw_err *err)
+int tw_config_rope_check(const struct tw_config *c, const struct tw_rope_conf *r,
+        struct tw_err *err)
 {
-    const struct tw_json *dict = tw_json_get(c->text, "rope_scaling");
-    struct tw_rope_conf *r = &c->rope[0];
-
-    if (!dict || (dict->type == TW_JOBJ && !dict->n))
-        dict = tw_json_get(c->text, "rope_parameters");
-    if (dict && check_dict(c, dict, err))
-        return -1;
-    if (rope_type(c, dict, err) || numbers(c, dict, err))
-        return -1;
-    c->nrope = 1;
     if (!(r->theta > 0))
         return tw_fail(err, c->path, 0, "rope_theta is %g", r->theta);
     if (!(r->partial > 0 && r->partial <= 1) || tw_rope_width(c) < 2 || tw_rope_width(c) % 2)
@@ -128,7 +117,44 @@ int tw_config_rope(struct tw_config *c, struct tw_err *err)
                 "high_freq_factor");
     if (r->type == TW_ROPE_YARN && !(r->beta_slow > 0 && r->beta_fast > 0 && r->theta > 1))
         return tw_fail(err, c->path, 0, "rope_type yarn needs beta_fast and beta_slow above 0");
+    if (r->type == TW_ROPE_DYNAMIC && (r->length < 0 || tw_rope_width(c) < 4))
+        return tw_fail(err, c->path, 0, "rope_type dynamic needs a length of at least 0 and four "
+                "rotated numbers a head");
     return 0;
+}
+
+static int read_rope(struct tw_config *c, struct tw_rope_conf *r, const struct tw_json *dict,
+        struct tw_err *err)
+{
+    if (dict && check_dict(c, dict, err))
+        return -1;
+    return rope_type(c, r, dict, err) || numbers(c, r, dict, err) ||
+           tw_config_rope_check(c, r, err) ? -1 : 0;
+}
+
+/* Whether DICT has a set of values for each kind of attention, and nothing else. */
+static bool by_kind(const struct tw_json *dict)
+{
+    return dict && dict->type == TW_JOBJ && dict->n == 2 &&
+           tw_json_get(dict, "full_attention") && tw_json_get(dict, "sliding_attention");
+}
+
+int tw_config_rope(struct tw_config *c, struct tw_err *err)
+{
+    const struct tw_json *dict = tw_json_get(c->text, "rope_scaling");
+
+    if (!dict || (dict->type == TW_JOBJ && !dict->n))
+        dict = tw_json_get(c->text, "rope_parameters");
+    c->nrope = 1;
+    if (!by_kind(dict))
+        return read_rope(c, &c->rope[0], dict, err);
+    c->nrope = 2;
+    if (c->rope[1].theta == 0)
+        c->rope[1] = c->rope[0];
+    for (int64_t i = 0; i < c->L; i++)
+        c->layer[i].rope = c->layer[i].window ? 1 : 0;
+    return read_rope(c, &c->rope[0], tw_json_get(dict, "full_attention"), err) ||
+           read_rope(c, &c->rope[1], tw_json_get(dict, "sliding_attention"), err) ? -1 : 0;
 }
 
 int64_t tw_rope_width(const struct tw_config *c)
@@ -156,12 +182,40 @@ static void yarn_range(const struct tw_rope_conf *r, double d, double *low, doub
         *high += 0.001;
 }
 
+/* The dynamic variant raises the base with the length of a text. A base that followed each text's
+ * length would make a token's numbers depend on what comes after it, and those of a decode on when
+ * it was made; so one base is chosen for the longest text there is to be, which the config names
+ * (tw_rope_longest()), and none is raised where that is not more than the model was
+ * made for. */
+static double base(const struct tw_config *c, const struct tw_rope_conf *r)
+{
+    double d = (double)tw_rope_width(c), M = (double)c->max_positions, n = (double)r->length;
+
+    if (r->type != TW_ROPE_DYNAMIC || n <= M)
+        return r->theta;
+    return r->theta * pow(r->factor * n / M - (r->factor - 1), d / (d - 2));
+}
+
+int64_t tw_rope_longest(const struct tw_config *c)
+{
+    int64_t most = INT64_MAX;
+
+    for (int i = 0; i < c->nrope; i++) {
+        const struct tw_rope_conf *r = &c->rope[i];
+        int64_t n = r->length > c->max_positions ? r->length : c->max_positions;
+
+        if (r->type == TW_ROPE_DYNAMIC && n < most)
+            most = n;
+    }
+    return most;
+}
+
 /* Frequencies are computed in f32 as the reference does: at position 10,000 one f32 rounding of a
  * frequency is 1e-3 of an angle, so a better number would be a different model. */
 static float frequency(const struct tw_config *c, const struct tw_rope_conf *r, int64_t i)
 {
     double d = (double)tw_rope_width(c), low, high, ramp, wave, m;
-    float f = 1.0f / (float)pow(r->theta, (float)(2 * i) / (float)d);
+    float f = 1.0f / (float)pow(base(c, r), (float)(2 * i) / (float)d);
 
     switch (r->type) {
     case TW_ROPE_DEFAULT:
@@ -188,6 +242,16 @@ static float frequency(const struct tw_config *c, const struct tw_rope_conf *r, 
 static double gain(double x, double m)
 {
     return x <= 1 ? 1 : 0.1 * m * log(x) + 1;
+}
+
+double tw_rope_score_gain(const struct tw_rope_conf *r)
+{
+    double m;
+
+    if (r->type != TW_ROPE_YARN || r->mscale_all_dim == 0)
+        return 1;
+    m = gain(r->factor, r->mscale_all_dim);
+    return m * m;
 }
 
 static double attention_factor(const struct tw_rope_conf *r)

@@ -279,6 +279,11 @@ static void c_add(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor 
     flops(d, (double)y->rows * (double)y->cols);
 }
 
+static void c_scale(struct tw_dev *d, struct tw_tensor *y, float a)
+{
+    flops(d, (double)y->rows * (double)y->cols);
+}
+
 static void c_axpy(struct tw_dev *d, float *y, float a, const float *x, int64_t n)
 {
     flops(d, 2.0 * (double)n);
@@ -345,6 +350,7 @@ static const struct tw_ops table = {
     .logits = c_logits,
     .pick = c_pick,
     .add = c_add,
+    .scale = c_scale,
     .axpy = c_axpy,
     .sumsq = c_sumsq,
     .clip = c_clip,

@@ -4,6 +4,8 @@
 static const struct tw_family *const families[] = {
     &tw_family_llama, &tw_family_qwen2, &tw_family_qwen3,
     &tw_family_qwen2_moe, &tw_family_qwen3_moe, &tw_family_glm4_moe,
+    &tw_family_glm, &tw_family_glm4, &tw_family_chatglm,
+    &tw_family_internlm2, &tw_family_internlm3, &tw_family_gemma3,
 };
 
 const struct tw_tdef tw_global_decoder[] = {
@@ -60,6 +62,8 @@ bool tw_if(const struct tw_config *c, enum tw_if f)
     case TW_IF_SHARED: return c->moe.shared > 0;
     case TW_IF_ROUTER_BIAS: return c->moe.route == TW_ROUTE_SIGMOID;
     case TW_IF_SHARED_GATE: return c->moe.shared > 0 && c->moe.shared_gate;
+    case TW_IF_LOW_Q: return c->mla.rq > 0;
+    case TW_IF_FULL_Q: return !c->mla.rq;
     }
     return false;
 }
@@ -79,6 +83,14 @@ int64_t tw_dim(const struct tw_config *c, enum tw_dim d)
     case TW_DIM: return c->moe.I;
     case TW_DIM2: return 2 * c->moe.I;
     case TW_DIS: return c->moe.shared;
+    case TW_DQKV: return (c->nh + 2 * c->nkv) * c->hd;
+    case TW_DI2: return 2 * c->I;
+    case TW_DLQ: return c->nh * (c->mla.dn + c->mla.dr);
+    case TW_DRQ: return c->mla.rq;
+    case TW_DRKV: return c->mla.rkv;
+    case TW_DRKVPE: return c->mla.rkv + c->mla.dr;
+    case TW_DLKV: return c->nh * (c->mla.dn + c->mla.dv);
+    case TW_DLO: return c->nh * c->mla.dv;
     }
     return 0;
 }

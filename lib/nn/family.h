@@ -7,10 +7,11 @@
 #include "nn/config.h"
 
 /* Dimensions that shapes are made of: 1 V D I nh*hd nkv*hd hd; experts E Im 2*Im, their shared one
- * Is. */
+ * Is; fused q k v (nh+2*nkv)*hd, gate up 2*I; latents nh*(dn+dr) rq rkv rkv+dr nh*(dn+dv) nh*dv. */
 enum tw_dim { TW_D1, TW_DV, TW_DD, TW_DI, TW_DQ, TW_DKV, TW_DHD,
     TW_DE, TW_DIM, TW_DIM2, TW_DIS,
-    TW_DONE };                  /* 1, of a matrix with one output */
+    TW_DONE,                    /* 1, of a matrix with one output */
+    TW_DQKV, TW_DI2, TW_DLQ, TW_DRQ, TW_DRKV, TW_DRKVPE, TW_DLKV, TW_DLO };
 int64_t tw_dim(const struct tw_config *c, enum tw_dim d);
 
 /* Where a tensor is used. */
@@ -19,11 +20,15 @@ enum tw_slot { TW_S_EMBED, TW_S_HEAD, TW_S_NORM_F, TW_S_NORM1, TW_S_NORM2, TW_S_
     TW_S_POST1, TW_S_POST2,     /* norms of what the mixer and the ffn give */
     /* experts: router, its bias, gate and up, down; shared expert: gate, up, down, its own gate */
     TW_S_ROUTER, TW_S_RBIAS, TW_S_XGATEUP, TW_S_XDOWN, TW_S_SGATE, TW_S_SUP, TW_S_SDOWN, TW_S_SMIX,
+    TW_S_QKV, TW_S_GATEUP,      /* fused: all q, all k, all v; gate, up */
+    /* latents: q's low-rank way, its norm, back; k and v's and the shared key; norm, back */
+    TW_S_QA, TW_S_QANORM, TW_S_QB, TW_S_KVA, TW_S_KVANORM, TW_S_KVB,
     TW_NSLOT };
 
 /* Settings of the config on which a tensor or its bias depends. */
 enum tw_if { TW_IF_UNSET, TW_IF_YES, TW_IF_QKV_BIAS, TW_IF_O_BIAS, TW_IF_MLP_BIAS, TW_IF_QK_NORM,
-    TW_IF_POST_NORMS, TW_IF_SHARED, TW_IF_SHARED_GATE, TW_IF_ROUTER_BIAS };
+    TW_IF_POST_NORMS, TW_IF_SHARED, TW_IF_SHARED_GATE, TW_IF_ROUTER_BIAS,
+    TW_IF_LOW_Q, TW_IF_FULL_Q };
 bool tw_if(const struct tw_config *c, enum tw_if f);
 
 /* How ranks split a tensor: outputs, inputs, rows of the vocabulary, experts, or each has all. */
@@ -69,10 +74,14 @@ struct tw_block {
     tw_block_fn *forward;
     tw_block_step_fn *step;     /* NULL: there is none */
     bool kv;                    /* keeps keys and values in a decode state */
+    bool latent;                /* keeps latents in it */
     /* The op that it needs and OPS lacks, for a message; NULL: there are all (or no function). */
     const char *(*lacks)(const struct tw_ops *ops);
 };
 extern const struct tw_block tw_block_gqa, tw_block_swiglu, tw_block_moe;
+/* block_fused.c: the same with q, k and v, or gate and up, from one product. */
+extern const struct tw_block tw_block_gqa_fused, tw_block_swiglu_fused;
+extern const struct tw_block tw_block_mla;      /* block_mla.c: attention over latents */
 
 /* One of the two parts of a layer: the tensors it has (its norms among them), and what it does. */
 struct tw_part {
@@ -102,6 +111,8 @@ struct tw_family {
 };
 extern const struct tw_family tw_family_llama, tw_family_qwen2, tw_family_qwen3;
 extern const struct tw_family tw_family_qwen2_moe, tw_family_qwen3_moe, tw_family_glm4_moe;
+extern const struct tw_family tw_family_glm, tw_family_glm4, tw_family_chatglm;
+extern const struct tw_family tw_family_internlm2, tw_family_internlm3, tw_family_gemma3;
 
 /* The tables most families share. */
 extern const struct tw_tdef tw_global_decoder[];
@@ -112,6 +123,9 @@ extern const struct tw_tdef tw_ffn_llama[];     /* post_attention_layernorm and 
 extern const struct tw_tdef tw_ffn_moe_qwen[], tw_ffn_moe_deepseek[];
 int tw_config_moe(struct tw_config *c, struct tw_err *err);
 
+/* stored.c: a tdef's files() of a fused q, k and v: the rows are all of q, all of k, all of v, or, by
+ * config.qkv_groups, for each head of k the heads of q that read it, it, and its v. */
+void tw_files_qkv(struct tw_model *m, struct tw_weight *w, struct tw_weights *file);
 /* config hook: attention_bias gives a bias to q, k, v and o. */
 int tw_config_attn_bias(struct tw_config *c, struct tw_err *err);
 

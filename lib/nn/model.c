@@ -107,6 +107,9 @@ static int check_device(const struct tw_model *m, struct tw_err *err)
 {
     const struct tw_family *f = m->cfg.family;
 
+    if (m->cfg.embed_scale != 0 && !m->ops->scale)
+        return tw_fail(err, NULL, 0, "family %s does not run on this device (%s) yet: it cannot "
+                "scale embeddings; use --device cpu", f->name, m->ops->name);
     for (int64_t i = 0; i < m->cfg.L; i++) {
         const struct tw_layer_conf *l = &m->cfg.layer[i];
         const struct tw_block *block[2] = { f->mixer[l->mixer].block, f->ffn[l->ffn].block };

@@ -259,6 +259,7 @@ struct tw_ops {
     const struct tw_step_ops *step;     /* decode steps in fused ops */
 
     void (*add)(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor *x);  /* y += x */
+    void (*scale)(struct tw_dev *d, struct tw_tensor *y, float a);  /* y *= a; NULL: cannot */
     void (*axpy)(struct tw_dev *d, float *y, float a, const float *x, int64_t n);   /* y += a x */
 
     /* *sum (dev, double) += sum of squares, in fixed chunks summed in order. clip: *scale (dev) =

@@ -10,6 +10,9 @@ void tw_state_layout(struct tw_model *m)
         m->layer[i].kv_offset = m->kv_block;
         if (m->layer[i].mixer->block->kv)
             m->kv_block += tw_dev_round(m->ops->kv_bytes(m->dev, m->cfg.nkv, m->cfg.hd, m->act));
+        if (m->layer[i].mixer->block->latent)
+            m->kv_block += tw_dev_round(m->ops->mla->bytes(m->dev, m->cfg.mla.rkv, m->cfg.mla.dr,
+                    m->act));
     }
 }
 

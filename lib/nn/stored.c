@@ -52,3 +52,19 @@ void tw_model_stored(struct tw_model *m, struct tw_weights *file)
             add_same(m, w);
     }
 }
+
+void tw_files_qkv(struct tw_model *m, struct tw_weight *w, struct tw_weights *file)
+{
+    const struct tw_config *c = &m->cfg;
+    int64_t per = c->nh / c->nkv * c->hd, k = c->nh * c->hd, v = k + c->nkv * c->hd;
+    int64_t dim[2] = { w->matrix ? w->w.rows : w->w.cols, w->w.cols };
+    struct tw_stored *s = tw_stored_add(m, tw_xstrdup(w->name), w->matrix ? 2 : 1, dim);
+
+    if (!c->qkv_groups)
+        tw_stored_rows(s, w, 0, dim[0]);
+    for (int64_t g = 0; c->qkv_groups && g < c->nkv; g++) {
+        tw_stored_rows(s, w, g * per, per);
+        tw_stored_rows(s, w, k + g * c->hd, c->hd);
+        tw_stored_rows(s, w, v + g * c->hd, c->hd);
+    }
+}

@@ -11,9 +11,42 @@ struct tw_var *tw_var_new(struct tw_tape *t, int64_t rows, int64_t cols)
     return v;
 }
 
+static struct tw_tensor cols_of(const struct tw_tensor *x, int64_t col, int64_t n)
+{
+    struct tw_tensor y = *x;
+
+    y.data = (char *)x->data + (size_t)col * tw_dtype_size(x->dtype);
+    y.cols = n;
+    return y;
+}
+
+struct tw_var *tw_var_cols(struct tw_tape *t, struct tw_var *x, int64_t col, int64_t n)
+{
+    struct tw_var *v = tw_arena_alloc(t->host, sizeof *v);
+
+    v->v = cols_of(&x->v, col, n);
+    v->of = x;
+    v->col = col;
+    return v;
+}
+
+/* The gradient that is there. */
+static struct tw_tensor *grad_of(struct tw_var *v)
+{
+    if (v->of)
+        v->g = cols_of(&v->of->g, v->col, v->v.cols);
+    return &v->g;
+}
+
 struct tw_tensor *tw_var_grad(struct tw_tape *t, struct tw_var *v, bool *add)
 {
-    if (!v->g.data)
+    struct tw_var *of = v->of;
+
+    if (of && !of->g.data)
+        of->g = tw_stack_tensor(t->st, of->v.dtype, of->v.rows, of->v.cols);
+    if (of)
+        grad_of(v);
+    else if (!v->g.data)
         v->g = tw_stack_tensor(t->st, v->v.dtype, v->v.rows, v->v.cols);
     *add = v->wrote;
     v->wrote = true;
@@ -43,6 +76,8 @@ static void embed_back(struct tw_tape *t, struct tw_op *op)
         return;
     if (op->w->g2)
         dw.data = op->w->g2;
+    if (t->m->cfg.embed_scale != 0)
+        t->ops->scale(t->dev, &op->y->g, (float)t->m->cfg.embed_scale);
     t->ops->embed_bwd(t->dev, &dw, &op->y->g, op->x->v.data);
 }
 
@@ -52,6 +87,8 @@ struct tw_var *tw_t_embed(struct tw_tape *t, struct tw_weight *w, const int32_t 
     struct tw_op *op;
 
     t->ops->embed(t->dev, &y->v, &w->w, id);
+    if (t->m->cfg.embed_scale != 0)
+        t->ops->scale(t->dev, &y->v, (float)t->m->cfg.embed_scale);
     op = tw_note(t, embed_back, y, NULL);
     if (op) {
         op->w = w;
@@ -72,12 +109,18 @@ static void norm_back(struct tw_tape *t, struct tw_op *op)
 
 struct tw_var *tw_t_norm(struct tw_tape *t, struct tw_var *x, struct tw_weight *w, int64_t n)
 {
+    return tw_t_norm_eps(t, x, w, n, t->m->cfg.eps);
+}
+
+struct tw_var *tw_t_norm_eps(struct tw_tape *t, struct tw_var *x, struct tw_weight *w, int64_t n,
+        double eps)
+{
     int64_t groups = x->v.rows * (x->v.cols / n);
     struct tw_var *y = tw_var_new(t, x->v.rows, x->v.cols);
     float *rstd = tw_stack_take(t->st, (size_t)groups * sizeof *rstd);
     struct tw_op *op;
 
-    t->ops->rmsnorm(t->dev, &y->v, rstd, &x->v, w->w.data, n, (float)t->m->cfg.eps,
+    t->ops->rmsnorm(t->dev, &y->v, rstd, &x->v, w->w.data, n, (float)eps,
             (float)t->m->cfg.norm_off);
     op = tw_note(t, norm_back, y, x);
     if (op) {
@@ -267,20 +310,20 @@ void tw_t_residual(struct tw_tape *t, struct tw_var *x, struct tw_var *y, struct
 
 static void rope_back(struct tw_tape *t, struct tw_op *op)
 {
-    t->ops->rope(t->dev, &op->y->g, op->heads, op->n, op->rope, -1);
+    t->ops->rope(t->dev, grad_of(op->y), op->heads, op->n, op->rope, -1);
 }
 
-void tw_t_rope(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x, int64_t heads)
+void tw_t_rope(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x, int64_t heads,
+        int64_t stride)
 {
     const struct tw_rope *r = &t->rope[l->conf->rope];
-    int64_t hd = t->m->cfg.hd;
     struct tw_op *op;
 
-    t->ops->rope(t->dev, &x->v, heads, hd, r, 1);
+    t->ops->rope(t->dev, &x->v, heads, stride, r, 1);
     op = tw_note(t, rope_back, x, x);
     if (op) {
         op->heads = heads;
-        op->n = hd;
+        op->n = stride;
         op->rope = r;
     }
 }
@@ -305,7 +348,7 @@ struct tw_var *tw_t_norm_rope(struct tw_tape *t, const struct tw_layer *l, struc
 
     if (!w || !t->ops->norm_rope) {
         y = w ? tw_t_norm(t, x, w, hd) : x;
-        tw_t_rope(t, l, y, heads);
+        tw_t_rope(t, l, y, heads, hd);
         return y;
     }
     y = tw_var_new(t, x->v.rows, x->v.cols);
@@ -360,13 +403,21 @@ struct tw_var *tw_t_attn(struct tw_tape *t, const struct tw_layer *l, struct tw_
     return y;
 }
 
+/* The gradient of V, in the place of its value. */
+static void in_place(struct tw_var *v)
+{
+    assert(!v->wrote);
+    if (v->of)
+        v->of->g = v->of->v;
+    v->g = v->v;
+    v->wrote = true;
+}
+
 /* The gradients take the place of the values, which nobody needs any more. */
 static void glu_back(struct tw_tape *t, struct tw_op *op)
 {
-    assert(!op->x->wrote && !op->x2->wrote);
-    op->x->g = op->x->v;
-    op->x2->g = op->x2->v;
-    op->x->wrote = op->x2->wrote = true;
+    in_place(op->x);
+    in_place(op->x2);
     t->ops->glu_bwd(t->dev, &op->x->g, &op->x2->g, &op->y->g, &op->x->v, &op->x2->v,
             (enum tw_act)t->m->cfg.act);
 }

@@ -9,6 +9,8 @@
 struct tw_var {
     struct tw_tensor v, g;
     bool wrote;                 /* g holds a gradient: what comes next adds */
+    struct tw_var *of;          /* it is columns [col, ..) of this one, in v and in g; NULL: none */
+    int64_t col;
 };
 
 #define TW_GROUP 3              /* the most products that share an input */
@@ -28,6 +30,7 @@ struct tw_op {
     float *save;                /* rstd or lse */
     int64_t n, heads;
     struct tw_attn attn;
+    struct tw_mla mla;
     const struct tw_rope *rope;
     struct tw_group *group;
     void *more;                 /* what the op's own file keeps */
@@ -60,10 +63,15 @@ struct tw_tape {
 struct tw_var *tw_var_new(struct tw_tape *t, int64_t rows, int64_t cols);
 /* The gradient of V to write to; *add: to add to what is there. */
 struct tw_tensor *tw_var_grad(struct tw_tape *t, struct tw_var *v, bool *add);
+/* Columns [col, col + n) of X, in place. Going back, each column of X is to be written by one of its
+ * parts before X's own gradient is read. */
+struct tw_var *tw_var_cols(struct tw_tape *t, struct tw_var *x, int64_t col, int64_t n);
 
 struct tw_var *tw_t_embed(struct tw_tape *t, struct tw_weight *w, const int32_t *id);
-/* Groups of N. */
+/* Groups of N; with the config's epsilon, or one of its own. */
 struct tw_var *tw_t_norm(struct tw_tape *t, struct tw_var *x, struct tw_weight *w, int64_t n);
+struct tw_var *tw_t_norm_eps(struct tw_tape *t, struct tw_var *x, struct tw_weight *w, int64_t n,
+        double eps);
 /* x W^T + bias + LoRA (+ res), into OUT when not NULL. OUT may be RES when nothing is recorded. */
 struct tw_var *tw_t_linear(struct tw_tape *t, struct tw_var *x, struct tw_weight *w,
         struct tw_var *res, struct tw_var *out);
@@ -76,9 +84,15 @@ void tw_t_residual(struct tw_tape *t, struct tw_var *x, struct tw_var *y, struct
 /* Heads of x normalised by w (NULL: not), then rotated by the layer's rope. */
 struct tw_var *tw_t_norm_rope(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x,
         struct tw_weight *w, int64_t heads);
-void tw_t_rope(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x, int64_t heads); /* in place */
+/* The first numbers of HEADS heads, STRIDE apart, in place. */
+void tw_t_rope(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x, int64_t heads,
+        int64_t stride);
 struct tw_var *tw_t_attn(struct tw_tape *t, const struct tw_layer *l, struct tw_var *q,
         struct tw_var *k, struct tw_var *v);
+/* Attention over latents (nn/mla_ops.h): C normalised, PE and the ends of Q's heads rotated, W is
+ * kv_b. Where a decode state goes on only its latents are read. */
+struct tw_var *tw_t_mla(struct tw_tape *t, const struct tw_layer *l, struct tw_var *q,
+        struct tw_var *c, struct tw_var *pe, struct tw_weight *w);
 struct tw_var *tw_t_glu(struct tw_tape *t, struct tw_var *gate, struct tw_var *up);
 
 /* tape_moe.c: router, experts and shared expert of the input of a layer's ffn, normalised as N; X and

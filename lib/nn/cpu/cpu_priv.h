@@ -268,6 +268,7 @@ void tw_cpu_logits(struct tw_dev *d, float *logits, const struct tw_tensor *h, c
         int64_t n, const struct tw_mat *w);
 float tw_cpu_pick(const struct tw_dev *d, const float *z, int64_t V, float temp, int32_t target);
 void tw_cpu_add(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor *x);
+void tw_cpu_scale(struct tw_dev *d, struct tw_tensor *y, float a);
 void tw_cpu_axpy(struct tw_dev *d, float *y, float a, const float *x, int64_t n);
 void tw_cpu_sumsq(struct tw_dev *d, double *sum, const float *g, int64_t n);
 void tw_cpu_clip(struct tw_dev *d, float *scale, const double *sum, float max);

@@ -117,7 +117,7 @@ static const struct tw_ops cpu_ops = {
     .kv_put = tw_cpu_kv_put, .mla = &tw_cpu_mla, .moe = &tw_cpu_moe,
     .glu = tw_cpu_glu, .glu_bwd = tw_cpu_glu_bwd, .cols = tw_cpu_cols, .delta = &tw_cpu_delta_ops,
     .head = tw_cpu_head, .head_scratch = tw_cpu_head_scratch, .logits = tw_cpu_logits,
-    .pick = tw_cpu_pick, .add = tw_cpu_add, .axpy = tw_cpu_axpy,
+    .pick = tw_cpu_pick, .add = tw_cpu_add, .scale = tw_cpu_scale, .axpy = tw_cpu_axpy,
     .sumsq = tw_cpu_sumsq, .clip = tw_cpu_clip, .adamw = tw_cpu_adamw, .sgd = tw_cpu_sgd,
 };
 

@@ -201,6 +201,27 @@ void tw_cpu_add(struct tw_dev *dev, struct tw_tensor *y, const struct tw_tensor 
     tw_cpu_run(j.d, x->rows, add_row, &j);
 }
 
+struct scale_job {
+    struct tw_tensor *y;
+    float a;
+};
+
+static void scale_row(void *arg, int64_t t, int thread)
+{
+    struct scale_job *j = arg;
+    float *y = tw_row(j->y, t);
+
+    for (int64_t i = 0; i < j->y->cols; i++)
+        y[i] *= j->a;
+}
+
+void tw_cpu_scale(struct tw_dev *dev, struct tw_tensor *y, float a)
+{
+    struct scale_job j = { y, a };
+
+    tw_cpu_run((struct tw_cpu *)dev, y->rows, scale_row, &j);
+}
+
 /* Arrays of n elements, in pieces. */
 struct flat_job {
     struct tw_cpu *d;

@@ -1,0 +1,34 @@
+/* block_mla.c - attention over latents: q of each head ends in a rotated part, keys and values come
+ * from one latent a token, and the rotated part of the keys is the same for all heads */
+#include "nn/block_priv.h"
+
+#define LATENT_EPS 1e-6         /* of the norms of latents, whatever the config says of others */
+
+static void mla(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x, struct tw_var *out)
+{
+    const struct tw_config *c = &t->m->cfg;
+    const struct tw_mla_conf *a = &c->mla;
+    struct tw_var *n = tw_t_norm(t, x, l->w[TW_S_NORM1], c->D), *y[2], *q, *lat, *pe;
+    struct tw_weight *w[2] = { l->w[TW_S_QA] ? l->w[TW_S_QA] : l->w[TW_S_Q], l->w[TW_S_KVA] };
+
+    tw_t_linears(t, n, w, 2, y);
+    q = y[0];
+    if (l->w[TW_S_QB])
+        q = tw_t_linear(t, tw_t_norm_eps(t, q, l->w[TW_S_QANORM], a->rq, LATENT_EPS),
+                l->w[TW_S_QB], NULL, NULL);
+    lat = tw_t_norm_eps(t, tw_var_cols(t, y[1], 0, a->rkv), l->w[TW_S_KVANORM], a->rkv,
+            LATENT_EPS);
+    pe = tw_var_cols(t, y[1], a->rkv, a->dr);
+    tw_t_rope(t, l, tw_var_cols(t, q, a->dn, q->v.cols - a->dn), c->nh, a->dn + a->dr);
+    tw_t_rope(t, l, pe, 1, a->dr);
+    tw_block_into(t, tw_t_mla(t, l, q, lat, pe, l->w[TW_S_KVB]), l->w[TW_S_O], l->w[TW_S_POST1],
+            x, out);
+}
+
+static const char *lacks(const struct tw_ops *ops)
+{
+    return ops->mla ? NULL : "attention over latents";
+}
+
+const struct tw_block tw_block_mla = { .name = "mla", .forward = mla, .latent = true,
+    .lacks = lacks };
