@@ -68,6 +68,7 @@ static const struct key keys[] = {
     { "kv_lora_rank", KINT, FIELD(mla.rkv), 1, 1 << 20, false },
     { "qk_nope_head_dim", KINT, FIELD(mla.dn), 1, 1 << 16, false },
     { "qk_rope_head_dim", KINT, FIELD(mla.dr), 2, 1 << 16, false },
+    { "qk_rope_head_dim", KINT, FIELD(hd), 2, 1 << 16, false },     /* what is rotated of a head */
     { "v_head_dim", KINT, FIELD(mla.dv), 1, 1 << 16, false },
     { 0 },
 };
@@ -99,7 +100,8 @@ static const char *const ignored[] = { "architectures", "auto_map", "transformer
 /* Settings of maths that we have in one form only. */
 static const char *const must_be_off[] = { "attention_dropout", "hidden_dropout", "resid_pdrop",
     "embd_pdrop", "rope_interleaved", "use_bidirectional_attention", "use_mrope",
-    "is_encoder_decoder", "is_decoder", "add_cross_attention", "cross_attention_hidden_size", "tie_encoder_decoder",
+    "is_encoder_decoder", "is_decoder", "add_cross_attention", "cross_attention_hidden_size",
+    "tie_encoder_decoder",
     "quantization_config", "layer_norm_eps", "use_qk_norm", "logit_scale", NULL };
 
 static bool listed(const char *const *list, struct tw_str s)

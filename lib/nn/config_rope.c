@@ -28,6 +28,10 @@ static int check_dict(const struct tw_config *c, const struct tw_json *dict, str
 
         while (*k && !tw_str_is(dict->item[i].key, *k))
             k++;
+        if (!*k && dict->item[i].type == TW_JOBJ)
+            return tw_fail(err, c->path, 0, "%.*s has one set of values for \"%.*s\": known are "
+                    "one set for all, and one each for full_attention and sliding_attention",
+                    (int)dict->key.n, dict->key.p, (int)dict->item[i].key.n, dict->item[i].key.p);
         if (!*k && dict->item[i].type != TW_JNULL)
             return tw_fail(err, c->path, 0, "%.*s.%.*s is not known", (int)dict->key.n,
                     dict->key.p, (int)dict->item[i].key.n, dict->item[i].key.p);

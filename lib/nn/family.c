@@ -6,6 +6,7 @@ static const struct tw_family *const families[] = {
     &tw_family_qwen2_moe, &tw_family_qwen3_moe, &tw_family_glm4_moe,
     &tw_family_glm, &tw_family_glm4, &tw_family_chatglm,
     &tw_family_internlm2, &tw_family_internlm3, &tw_family_gemma3,
+    &tw_family_deepseek_v2, &tw_family_deepseek_v3,
 };
 
 const struct tw_tdef tw_global_decoder[] = {

@@ -113,6 +113,7 @@ extern const struct tw_family tw_family_llama, tw_family_qwen2, tw_family_qwen3;
 extern const struct tw_family tw_family_qwen2_moe, tw_family_qwen3_moe, tw_family_glm4_moe;
 extern const struct tw_family tw_family_glm, tw_family_glm4, tw_family_chatglm;
 extern const struct tw_family tw_family_internlm2, tw_family_internlm3, tw_family_gemma3;
+extern const struct tw_family tw_family_deepseek_v2, tw_family_deepseek_v3;
 
 /* The tables most families share. */
 extern const struct tw_tdef tw_global_decoder[];

@@ -99,6 +99,10 @@ static void spellings(void)
     same_rope(plain, LLAMA ",\"rope_theta\":5e5,\"rope_scaling\":null,\"head_dim\":null}", true);
     same_rope(plain, LLAMA ",\"rope_theta\":5e5,\"rope_scaling\":{\"rope_type\":\"dynamic\","
         "\"factor\":2}}", true);
+    /* a base for 1300 tokens, by hand: d 8, factor 2 over 512 positions */
+    same_rope(LLAMA ",\"rope_theta\":3257747.2146723033}",
+        LLAMA ",\"rope_theta\":5e5,\"rope_scaling\":{\"rope_type\":\"dynamic\",\"factor\":2,"
+        "\"length\":1300}}", true);
     same_rope(plain, linear, false);
     same_rope(linear, LLAMA ",\"rope_parameters\":{\"rope_theta\":5e5,\"rope_type\":\"linear\","
         "\"factor\":4.0}}", true);
