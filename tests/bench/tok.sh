@@ -16,3 +16,4 @@ for t in qwen3 llama2; do
 	printf '%s: ' $t
 	"$TW_BUILD/bench/tok" "$TOP/tests/data/tokenizers/$t" "$tmp" || exit 1
 done
+"$TW_BUILD/bench/long" "$TOP/tests/data/tokenizers/qwen3" 1 2
