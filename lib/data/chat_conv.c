@@ -307,6 +307,30 @@ static void add_header(struct tw_chat *c, struct tw_str h)
         c->header[c->nheader++] = tw_arena_str(&c->arena, h);
 }
 
+/* Where a prompt begins the same conversation with a reply, the header is what it has of the pass that
+ * writes the reply: with and without add_generation_prompt it may be there, as behind a tool's output. */
+static void header_of_pass(struct tw_chat *c, const struct tw_json *list, const struct tw_jinja_out *prompt)
+{
+    static const char reply[] = "{\"role\":\"assistant\",\"content\":\"x\"}";
+    struct tw_jinja_out whole = {0};
+    struct tw_err ignored = {0};
+    struct tw_chat_conv v = { .messages = *list };
+    struct tw_json *item = tw_arena_alloc(&c->arena, ((size_t)list->n + 1) * sizeof(*item));
+    size_t from;
+
+    memcpy(item, list->item, (size_t)list->n * sizeof(*item));
+    item[list->n] = *tw_json_parse(&c->arena, tw_str(reply), &ignored);
+    v.messages.item = item;
+    v.messages.n = list->n + 1;
+    if (!render_once(c, &v, false, &whole, &ignored) && prompt->text.n <= whole.text.n
+            && !memcmp(whole.text.p, prompt->text.p, prompt->text.n)) {
+        from = whole.nmsg > list->n ? whole.msg_begin[list->n] : SIZE_MAX;
+        if (from < prompt->text.n)
+            add_header(c, (struct tw_str){ prompt->text.p + from, prompt->text.n - from });
+    }
+    tw_jinja_out_free(&whole);
+}
+
 /* What the template writes for add_generation_prompt is the header of a reply: it is found by
  * rendering small conversations with and without. One that the template refuses tells nothing. */
 int tw_chat_find_headers(struct tw_chat *c, struct tw_err *err)
@@ -335,6 +359,7 @@ int tw_chat_find_headers(struct tw_chat *c, struct tw_err *err)
         n = without.text.n;
         if (with.text.n > n && !memcmp(with.text.p, without.text.p, n))
             add_header(c, (struct tw_str){ with.text.p + n, with.text.n - n });
+        header_of_pass(c, m, &with);
     }
     tw_jinja_out_free(&with);
     tw_jinja_out_free(&without);
