@@ -4,7 +4,7 @@
 . "$(dirname "$0")/lib.sh"
 export PY="${TW_TEST_PYTHON:-python3}"
 
-for m in llama qwen2 qwen3 llama-bias; do
+for m in llama qwen2 qwen3 llama-bias qwen2_moe qwen3_moe glm4_moe; do
     export MODEL="$DATA/models/$m"
     test_case "$m: PEFT and Twinkle read each other's adapters" '
         "$PY" -c "import torch, transformers, peft" 2>/dev/null ||

@@ -70,6 +70,15 @@ void tw_adapter_files_free(struct tw_afile *f, int64_t n)
     free(f);
 }
 
+int64_t tw_adapter_tensors(const struct tw_adapter *a)
+{
+    int64_t n;
+    struct tw_afile *f = tw_adapter_files(a, &n);
+
+    tw_adapter_files_free(f, n);
+    return n;
+}
+
 void tw_afile_turn(const struct tw_afile *f, float *v, bool to_file)
 {
     int64_t E = f->turn, r, n = f->rows * f->cols;

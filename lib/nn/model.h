@@ -50,6 +50,7 @@ struct tw_adapter *tw_adapter_open(struct tw_model *m, const char *dir, bool tra
 int tw_adapter_save(const struct tw_adapter *a, const char *dir, const char *base,
         struct tw_err *err);
 void tw_adapter_close(struct tw_adapter *a);
+int64_t tw_adapter_tensors(const struct tw_adapter *a);     /* of its file */
 /* "q_proj 30/30, .." for people: module kind, matched/total, and trainable parameters. */
 void tw_adapter_describe(const struct tw_adapter *a, struct tw_buf *out);
 

@@ -266,9 +266,9 @@ static int check_adapter(const struct tw_trainer *t, const char *dir, struct tw_
 
     ret = tw_weights_open(&w, path, err);
     open = !ret;
-    if (open && w.n != t->params->n)
-        ret = tw_fail(err, path, 0, "holds %" PRId64 " tensors, and %" PRId64 " are trained", w.n,
-                t->params->n);
+    if (open && w.n != tw_adapter_tensors(t->adapter))
+        ret = tw_fail(err, path, 0, "holds %" PRId64 " tensors, and the adapter has %" PRId64, w.n,
+                tw_adapter_tensors(t->adapter));
     for (int64_t i = 0; !ret && !mark && i < w.n; i++) {
         const struct tw_wtensor *x = &w.t[i];
         const unsigned char *p = x->data;

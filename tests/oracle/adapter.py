@@ -22,6 +22,35 @@ THEIRS = {              # what PEFT writes
 OURS = ["r=4,alpha=8", "r=2,alpha=16,targets=q_proj+v_proj", "r=4,alpha=8,rslora=on",
         "r=3,alpha=9,targets=/.*mlp.*/", "r=3,alpha=9,targets=/.*0.mlp.*/"]
 
+# With experts: PEFT reads names of single experts' products of those types it converts; all-linear
+# means routers and experts to it, and not to us.
+CONVERTED = {"qwen3_moe"}
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+THEIRS_MOE = {
+    "experts": dict(r=3, lora_alpha=6, target_modules=["q_proj", "v_proj"],
+        target_parameters=EXPERTS),
+    "down alone": dict(r=2, lora_alpha=8, target_modules=["q_proj"],
+        target_parameters=["experts.down_proj"]),
+    "experts router ranks": dict(r=4, lora_alpha=8, target_modules=["o_proj"],
+        target_parameters=EXPERTS + ["gate.weight"], rank_pattern={"down_proj": 2}),
+    "layers": dict(r=4, lora_alpha=8, target_modules=["o_proj"], layers_to_transform=[1],
+        layers_pattern="layers"),
+    "old names": dict(r=2, lora_alpha=4, target_modules=["q_proj", "gate", "gate_proj", "up_proj",
+        "down_proj"]),
+}
+OURS_MOE = ["r=4,alpha=8,targets=q_proj+k_proj+v_proj+o_proj", "r=3,alpha=9,targets=experts.gate_up_proj+experts.down_proj",
+        "r=2,alpha=8,targets=q_proj+gate_proj+up_proj+down_proj", "r=3,alpha=6,rslora=on,targets=gate+q_proj",
+        "r=3,alpha=6,targets=experts.down_proj"]
+
+
+def cases(model):
+    kind = json.load(open(f"{model}/config.json"))["model_type"]
+    if not kind.endswith("_moe"):
+        return THEIRS, OURS
+    old = kind in CONVERTED
+    return ({k: v for k, v in THEIRS_MOE.items() if old or k != "old names"},
+            [x for x in OURS_MOE if old or "+gate_proj" not in x])
+
 
 def base(model):
     return transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32,
@@ -70,14 +99,14 @@ def train(bin, model, run, rows, *what):
 
 
 def theirs_to_ours(c, bin, model, rows, plain, work):
-    for name, conf in THEIRS.items():
+    for name, conf in cases(model)[0].items():
         torch.manual_seed(len(name))
         m = peft.get_peft_model(base(model), peft.LoraConfig(task_type="CAUSAL_LM",
             init_lora_weights=False, **conf)).eval()
         out = f"{work}/theirs-{name.replace(' ', '-')}"
         m.save_pretrained(out)
         c.check(f"{model}: PEFT's {name}", score(bin, model, rows, out), logprobs(m, rows), plain)
-        if name in ("layers", "patterns"):
+        if name in ("layers", "patterns", "experts router ranks"):
             run = f"{out}-run"
             train(bin, model, run, rows, "--adapter", out)
             m = peft.PeftModel.from_pretrained(base(model), f"{run}/latest").eval()
@@ -86,7 +115,7 @@ def theirs_to_ours(c, bin, model, rows, plain, work):
 
 
 def ours_to_theirs(c, bin, model, rows, plain, work):
-    for i, lora in enumerate(OURS):
+    for i, lora in enumerate(cases(model)[1]):
         run, merged = f"{work}/run{i}", f"{work}/merged{i}"
         train(bin, model, run, rows, "--lora", lora)
         want = score(bin, model, rows, run)
