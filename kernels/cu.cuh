@@ -75,6 +75,17 @@ struct cu_mm {
 void cu_nt(struct cu_dev *d, const struct cu_mm *p);
 void cu_nn(struct cu_dev *d, const struct cu_mm *p);
 void cu_tn(struct cu_dev *d, const struct cu_mm *p);
+/* linear() and linear_dx() over MORE columns behind x's (dy's) and behind (below) w's: see
+ * struct tw_mat. */
+void cu_linear(struct cu_dev *d, struct tw_tensor *y, const struct tw_tensor *x,
+        const struct tw_mat *w, int64_t more, const float *bias, const struct tw_tensor *res);
+void cu_linear_dx(struct cu_dev *d, struct tw_tensor *dx, bool add, const struct tw_tensor *dy,
+        const struct tw_mat *w, int64_t more);
+/* Elements from a row of a matrix to the next. */
+static inline int64_t cu_ld(const struct tw_mat *w)
+{
+    return w->cols + w->ext;
+}
 bool cu_gemm_open(struct cu_dev *d);
 void cu_gemm_close(struct cu_dev *d);
 
@@ -88,6 +99,8 @@ void cu_norm_ops(struct tw_ops *o);
 void cu_linear_ops(struct tw_ops *o);
 /* lora.cu */
 void cu_lora_ops(struct tw_ops *o);
+/* lora_wide.cu */
+void cu_lora_wide_ops(struct tw_ops *o);
 /* head.cu */
 void cu_head_ops(struct tw_ops *o);
 /* The logits of rows row[i] (host) of h, to z (dev) [n, V]. */

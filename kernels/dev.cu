@@ -209,6 +209,7 @@ static struct tw_ops make_ops(bool hopper)
     cu_norm_ops(&o);
     cu_linear_ops(&o);
     cu_lora_ops(&o);
+    cu_lora_wide_ops(&o);
     cu_head_ops(&o);
     cu_optim_ops(&o);
     cu_attn_ops(&o);

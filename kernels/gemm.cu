@@ -1,12 +1,19 @@
-/* gemm.cu - products by cuBLASLt. A plan (descriptors and an algorithm) is made once for a shape and
- * kept; the algorithm is the first of the library's own ranking, so that the same card and the same
- * library give the same bytes in every process. */
+/* gemm.cu - products by cuBLASLt. A plan (descriptors and algorithms) is made once for a shape and
+ * kept. It begins with the first of the library's own ranking. A large product that is made again and
+ * again then tries others of the ranking, in the place of the first, and stays with the one that took
+ * least time. Only those are tried that give the same bytes: on Hopper the products of BF16 add up
+ * k in ascending steps of 16 whatever their tiles are, unless they split k (seen equal for every
+ * algorithm of 108 products). So neither time nor chance changes a result, and nothing has to be
+ * remembered from run to run. */
 #include "cu.cuh"
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 static const size_t WORKSPACE = (size_t)64 << 20;
 enum { NBUCKET = 1024 };        /* of the table of plans */
+enum { TRIED = 8, WARM = 40, ROUNDS = 3 };      /* algorithms, uses before, trials of each */
+static const double LARGE = 2e9;        /* multiply-adds of a product that is worth it */
 
 struct key {                    /* all that a plan depends on; no padding: compared as bytes */
     int64_t m, n, k, lda, ldb, ldc;
@@ -18,7 +25,10 @@ struct plan {
     struct plan *next;
     cublasLtMatmulDesc_t op;
     cublasLtMatrixLayout_t a, b, c;
-    cublasLtMatmulAlgo_t algo;
+    cublasLtMatmulAlgo_t algo[TRIED];   /* algo[best] is used */
+    int nalgo, best, trials;    /* trials: -WARM.. while others are not yet tried */
+    float ms[TRIED];
+    cudaEvent_t from[TRIED], to[TRIED];         /* around the latest trial of each; made when needed */
 };
 
 struct cu_gemm {
@@ -48,6 +58,10 @@ bool cu_gemm_open(struct cu_dev *d)
 
 static void plan_free(struct plan *p)
 {
+    for (int i = 0; i < TRIED && p->from[i]; i++) {
+        cudaEventDestroy(p->from[i]);
+        cudaEventDestroy(p->to[i]);
+    }
     if (p->op)
         cublasLtMatmulDescDestroy(p->op);
     if (p->a)
@@ -74,6 +88,73 @@ void cu_gemm_close(struct cu_dev *d)
     d->gemm = NULL;
 }
 
+/* Whether an algorithm adds up k in one piece. */
+static bool one_piece(const cublasLtMatmulAlgo_t *a)
+{
+    uint32_t parts = 0, scheme = 0;
+    size_t n;
+
+    return !cublasLtMatmulAlgoConfigGetAttribute(a, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &parts,
+                    sizeof parts, &n) &&
+            !cublasLtMatmulAlgoConfigGetAttribute(a, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme,
+                    sizeof scheme, &n) && parts <= 1 && !scheme;
+}
+
+/* Keeps the first of the ranking, and what may stand in for it. */
+static void keep(struct cu_dev *d, struct plan *p, const cublasLtMatmulHeuristicResult_t *found, int n)
+{
+    const struct key *k = &p->key;
+    bool many = d->major == 9 && k->t == TW_BF16 &&
+            (double)k->m * (double)k->n * (double)k->k >= LARGE && one_piece(&found[0].algo);
+
+    p->trials = -WARM;
+    p->algo[p->nalgo++] = found[0].algo;
+    for (int i = 1; many && i < n; i++)
+        if (one_piece(&found[i].algo))
+            p->algo[p->nalgo++] = found[i].algo;
+    for (int i = 0; i < TRIED; i++)
+        p->ms[i] = INFINITY;
+}
+
+/* The algorithm for the next product of P; *TRIAL: to be timed. */
+static int choose(struct cu_dev *d, struct plan *p, bool *trial)
+{
+    cudaStreamCaptureStatus s = cudaStreamCaptureStatusNone;
+    bool all = true;
+    int i;
+
+    *trial = false;
+    if (p->nalgo == 1 || p->trials >= p->nalgo * ROUNDS + 1)
+        return p->best;
+    if (p->trials < 0) {
+        p->trials++;
+        return p->best;
+    }
+    CU_TRY(d, cudaStreamIsCapturing(d->stream, &s));
+    if (s != cudaStreamCaptureStatusNone)
+        return p->best;
+    for (i = 0; i < p->nalgo; i++) {    /* what has been measured by now */
+        float ms;
+
+        if (p->from[i] && cudaEventQuery(p->to[i]) == cudaSuccess &&
+                cudaEventElapsedTime(&ms, p->from[i], p->to[i]) == cudaSuccess && ms < p->ms[i])
+            p->ms[i] = ms;
+        all = all && p->ms[i] < INFINITY;
+    }
+    cudaGetLastError();         /* an event that is not ready is no error */
+    if (p->trials == p->nalgo * ROUNDS && !all)
+        return p->best;         /* the host is ahead of the GPU */
+    if (p->trials == p->nalgo * ROUNDS) {
+        for (i = 1; i < p->nalgo; i++)
+            if (p->ms[i] < 0.99f * p->ms[p->best])
+                p->best = i;
+        p->trials++;
+        return p->best;
+    }
+    *trial = true;
+    return p->trials++ % p->nalgo;
+}
+
 static cudaDataType_t type(int t)
 {
     return t == TW_BF16 ? CUDA_R_16BF : CUDA_R_32F;
@@ -86,7 +167,7 @@ static struct plan *plan_make(struct cu_dev *d, const struct key *k)
     cublasOperation_t opa = k->tb ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasOperation_t opb = k->ta ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasLtMatmulPreference_t pref = NULL;
-    cublasLtMatmulHeuristicResult_t found;
+    cublasLtMatmulHeuristicResult_t found[TRIED];
     uint32_t align = (uint32_t)k->align;
     int got = 0;
 
@@ -111,8 +192,8 @@ static struct plan *plan_make(struct cu_dev *d, const struct key *k)
          i <= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES; i++)
         LT_TRY(d, cublasLtMatmulPreferenceSetAttribute(pref,
                     (cublasLtMatmulPreferenceAttributes_t)i, &align, sizeof align));
-    LT_TRY(d, cublasLtMatmulAlgoGetHeuristic(d->gemm->lt, p->op, p->a, p->b, p->c, p->c, pref, 1,
-                &found, &got));
+    LT_TRY(d, cublasLtMatmulAlgoGetHeuristic(d->gemm->lt, p->op, p->a, p->b, p->c, p->c, pref, TRIED,
+                found, &got));
     if (pref)
         cublasLtMatmulPreferenceDestroy(pref);
     if (d->err.code || !got) {
@@ -121,7 +202,7 @@ static struct plan *plan_make(struct cu_dev *d, const struct key *k)
         plan_free(p);
         return NULL;
     }
-    p->algo = found.algo;
+    keep(d, p, found, got);
     return p;
 }
 
@@ -159,14 +240,23 @@ static void multiply(struct cu_dev *d, const struct cu_mm *q, bool ta, bool tb)
     struct key k = { q->m, q->n, q->k, q->lda, q->ldb, q->ldc, ta, tb, q->t, q->ct, q->beta != 0,
         alignment(q) };
     struct plan *p;
+    bool trial;
+    int i;
 
-    if (d->err.code || !q->m || !q->n)
+    if (d->err.code || !q->m || !q->n || !(p = plan_find(d, &k)))
         return;
-    p = plan_find(d, &k);
-    if (p)
-        LT_TRY(d, cublasLtMatmul(d->gemm->lt, p->op, &q->alpha, q->b, p->a, q->a, p->b, &q->beta,
-                    q->c0 ? q->c0 : q->c, p->c, q->c, p->c, &p->algo, d->gemm->work, WORKSPACE,
-                    d->stream));
+    i = choose(d, p, &trial);
+    if (trial && !p->from[i]) {
+        CU_TRY(d, cudaEventCreate(&p->from[i]));
+        CU_TRY(d, cudaEventCreate(&p->to[i]));
+    }
+    if (trial)
+        CU_TRY(d, cudaEventRecord(p->from[i], d->stream));
+    LT_TRY(d, cublasLtMatmul(d->gemm->lt, p->op, &q->alpha, q->b, p->a, q->a, p->b, &q->beta,
+                q->c0 ? q->c0 : q->c, p->c, q->c, p->c, &p->algo[i], d->gemm->work, WORKSPACE,
+                d->stream));
+    if (trial)
+        CU_TRY(d, cudaEventRecord(p->to[i], d->stream));
 }
 
 void cu_nt(struct cu_dev *d, const struct cu_mm *p)
@@ -194,12 +284,11 @@ template <class A> static __global__ void bias_rows(A *y, int64_t ldy, const flo
         st1(y + t * ldy + c, bias[c] + (res ? ld1(res + t * ldr + c) : 0));
 }
 
-static void d_linear(struct tw_dev *dev, struct tw_tensor *y, const struct tw_tensor *x,
-        const struct tw_mat *w, const float *bias, const struct tw_tensor *res)
+void cu_linear(struct cu_dev *d, struct tw_tensor *y, const struct tw_tensor *x,
+        const struct tw_mat *w, int64_t more, const float *bias, const struct tw_tensor *res)
 {
-    struct cu_dev *d = cu(dev);
-    struct cu_mm p = { y->rows, w->rows, w->cols, x->data, w->data, NULL, y->data, x->ld, w->cols,
-        y->ld, w->dtype, y->dtype, 1, 0 };
+    struct cu_mm p = { y->rows, w->rows, w->cols + more, x->data, w->data, NULL, y->data, x->ld,
+        cu_ld(w), y->ld, w->dtype, y->dtype, 1, 0 };
 
     if (!y->rows)
         return;
@@ -217,13 +306,25 @@ static void d_linear(struct tw_dev *dev, struct tw_tensor *y, const struct tw_te
     cu_nt(d, &p);
 }
 
+static void d_linear(struct tw_dev *dev, struct tw_tensor *y, const struct tw_tensor *x,
+        const struct tw_mat *w, const float *bias, const struct tw_tensor *res)
+{
+    cu_linear(cu(dev), y, x, w, 0, bias, res);
+}
+
+void cu_linear_dx(struct cu_dev *d, struct tw_tensor *dx, bool add, const struct tw_tensor *dy,
+        const struct tw_mat *w, int64_t more)
+{
+    struct cu_mm p = { dx->rows, w->cols, w->rows + more, dy->data, w->data, NULL, dx->data, dy->ld,
+        cu_ld(w), dx->ld, w->dtype, dx->dtype, 1, add ? 1.0f : 0.0f };
+
+    cu_nn(d, &p);
+}
+
 static void d_linear_dx(struct tw_dev *dev, struct tw_tensor *dx, bool add,
         const struct tw_tensor *dy, const struct tw_mat *w)
 {
-    struct cu_mm p = { dx->rows, w->cols, w->rows, dy->data, w->data, NULL, dx->data, dy->ld,
-        w->cols, dx->ld, w->dtype, dx->dtype, 1, add ? 1.0f : 0.0f };
-
-    cu_nn(cu(dev), &p);
+    cu_linear_dx(cu(dev), dx, add, dy, w, 0);
 }
 
 /* Sums of columns: each block takes 64 columns of a fixed share of the rows; then the shares are

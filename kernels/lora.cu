@@ -202,7 +202,7 @@ template <int RP, int NM, bool BY> static void outer_cores(struct cu_dev *d,
     launch(d, outer_mma<RP, NM>, dim3((unsigned)chunks, (unsigned)cu_div(C, KT),
                 (unsigned)cu_div(max_r, RP)), sizeof(stage<RP * NM, false>) * STAGES, part,
             (const bf16 *)p->data, p->ld, C, h, max_r, q);
-    outer_join<BY><<<dim3((unsigned)cu_div(C * max_r, 256), (unsigned)q.n, NM), 256, 0, d->stream>>>(
+    outer_join<BY><<<dim3((unsigned)cu_div(C * max_r, 256), NM), 256, 0, d->stream>>>(
             part, C, max_r, q);
     CU_DONE(d, "lora outer");
 }
@@ -305,7 +305,7 @@ static void d_lora_linear(struct tw_dev *dev, struct tw_tensor *y, struct tw_ten
     int64_t at = 0;
     int max_r;
     struct runs q = gather(c, &at, &max_r);
-    struct cu_mm p = { y->rows, w->rows, w->cols, x->data, w->data, NULL, y->data, x->ld, w->cols,
+    struct cu_mm p = { y->rows, w->rows, w->cols, x->data, w->data, NULL, y->data, x->ld, cu_ld(w),
         y->ld, w->dtype, y->dtype, 1, 1 };
 
     if (!whole(q, c, at, x, y) || (res && !cu_vec8(res, res->cols))) {
@@ -331,7 +331,7 @@ static void d_lora_linear_bwd(struct tw_dev *dev, struct tw_tensor *dx, bool add
     int max_r;
     struct runs q = gather(c, &at, &max_r);
     struct cu_mm p = { dx->rows, w->cols, w->rows, dy->data, w->data, NULL, dx->data, dy->ld,
-        w->cols, dx->ld, w->dtype, dx->dtype, 1, 1 };
+        cu_ld(w), dx->ld, w->dtype, dx->dtype, 1, 1 };
 
     if (!whole(q, c, at, dx, dy) || !cores(q, x)) {
         tw_ops(dev)->linear_dx(dev, dx, add, dy, w);
@@ -408,7 +408,7 @@ static void d_lora_group(struct tw_dev *dev, struct tw_lora_one *one, int n,
         const struct tw_mat *w = one[m].w;
         int64_t at = 0;
         struct runs o = gather(one[m].c, &at, &max_r);
-        struct cu_mm p = { y->rows, w->rows, w->cols, x->data, w->data, NULL, y->data, x->ld, w->cols,
+        struct cu_mm p = { y->rows, w->rows, w->cols, x->data, w->data, NULL, y->data, x->ld, cu_ld(w),
             y->ld, w->dtype, y->dtype, 1, 1 };
 
         add_to<1, true>(d, y, NULL, 0, one[m].bias, hidden(one[m].h), o);
@@ -451,7 +451,7 @@ static void d_lora_group_bwd(struct tw_dev *dev, struct tw_tensor *dx, bool add,
         const struct tw_tensor *dy = one[m].y;
         const struct tw_mat *w = one[m].w;
         struct cu_mm p = { dx->rows, w->cols, w->rows, dy->data, w->data, NULL, dx->data, dy->ld,
-            w->cols, dx->ld, w->dtype, dx->dtype, 1, 1 };
+            cu_ld(w), dx->ld, w->dtype, dx->dtype, 1, 1 };
 
         cu_nn(d, &p);
     }

@@ -245,26 +245,29 @@ template <int RP, int NM> static __global__ void __launch_bounds__(128) outer_mm
         }
 }
 
-/* Adds the chunks of a run in order; blockIdx.z is the product. */
+/* Adds the chunks of each run in order, and the runs in order: an adapter may have several.
+ * blockIdx.y is the product. */
 template <bool BY> static __global__ void outer_join(const float *part, int64_t C, int ldr,
         const __grid_constant__ struct runs q)
 {
     int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x, chunk = 0;
-    const struct run &u = q.run[blockIdx.y];
-    int64_t n = (u.t1 - u.t0 + CHUNK - 1) / CHUNK;
-    int m = blockIdx.z, nm = gridDim.z;
-    float *g = BY ? u.db : m ? u.more_da[m - 1] : u.da, sum = 0;
+    int m = blockIdx.y, nm = gridDim.y;
 
-    for (int k = 0; k < (int)blockIdx.y; k++)
-        chunk += (q.run[k].t1 - q.run[k].t0 + CHUNK - 1) / CHUNK;
-    if (i >= C * u.r || !g)
-        return;
-    int64_t c = BY ? i / u.r : i % C;
-    int r = (int)(BY ? i % u.r : i / C);
+    for (int j = 0; j < q.n; j++) {
+        const struct run &u = q.run[j];
+        int64_t n = (u.t1 - u.t0 + CHUNK - 1) / CHUNK;
+        float *g = BY ? u.db : m ? u.more_da[m - 1] : u.da, sum = 0;
 
-    for (int64_t k = 0; k < n; k++)
-        sum += part[(((chunk + k) * C + c) * nm + m) * ldr + r];
-    g[i] += BY ? u.scale * sum : sum;
+        if (i < C * u.r && g) {
+            int64_t c = BY ? i / u.r : i % C;
+            int r = (int)(BY ? i % u.r : i / C);
+
+            for (int64_t k = 0; k < n; k++)
+                sum += part[(((chunk + k) * C + c) * nm + m) * ldr + r];
+            g[i] += BY ? u.scale * sum : sum;
+        }
+        chunk += n;
+    }
 }
 
 enum { OT = 64, OP = OT + 4, ALONG = 4 };   /* columns of y at a time, a padded row of them, tiles */

@@ -30,47 +30,83 @@ static size_t size(enum tw_dtype t)
 /* Elements converted at a time when the host's type is not the matrix's. */
 static const int64_t STAGE = (int64_t)16 << 20;
 
+/* Rows [row, row + n) of M from (DIR to the device) or to plain memory on the device, that has N rows
+ * of M's type. */
+static void rows_copy(struct cu_dev *d, const struct tw_mat *m, void *plain, int64_t row, int64_t n,
+        bool put)
+{
+    size_t line = (size_t)m->cols * size(m->dtype), pitch = (size_t)cu_ld(m) * size(m->dtype);
+    char *at = (char *)m->data + (size_t)row * pitch;
+
+    CU_TRY(d, cudaMemcpy2DAsync(put ? at : plain, put ? pitch : line, put ? plain : at,
+                put ? line : pitch, line, (size_t)n, cudaMemcpyDeviceToDevice, d->stream));
+}
+
+/* Whole rows that STAGE elements hold. */
+static int64_t rows_at_once(const struct tw_mat *m, int64_t n)
+{
+    int64_t most = STAGE / m->cols;
+
+    return most < 1 ? 1 : most < n ? most : n;
+}
+
 static void d_mat_put(struct tw_dev *dev, struct tw_mat *m, const void *host, enum tw_dtype from,
         int64_t row, int64_t n)
 {
     struct cu_dev *d = cu(dev);
-    int64_t total = n * m->cols;
-    char *dst = (char *)m->data + (size_t)(row * m->cols) * size(m->dtype);
-    void *stage;
+    bool same = from == m->dtype;
+    int64_t step, each;
+    char *stage, *made;
 
-    if (from == m->dtype) {
-        tw_ops(dev)->put(dev, dst, host, (size_t)total * size(from));
+    if (!n || !m->cols)
+        return;
+    if (same && !m->ext) {
+        tw_ops(dev)->put(dev, (char *)m->data + (size_t)(row * m->cols) * size(from), host,
+                (size_t)(n * m->cols) * size(from));
         return;
     }
-    stage = cu_scratch(d, CU_S_PART, (size_t)(total < STAGE ? total : STAGE) * size(from));
-    for (int64_t i = 0; stage && i < total; i += STAGE) {
-        int64_t part = total - i < STAGE ? total - i : STAGE;
+    step = rows_at_once(m, n);
+    each = step * m->cols;
+    stage = (char *)cu_scratch(d, CU_S_PART, (size_t)each * (same ? size(from) : 6));
+    made = same ? stage : stage + (size_t)each * size(from);
+    for (int64_t i = 0; stage && i < n; i += step) {
+        int64_t rows = n - i < step ? n - i : step, total = rows * m->cols;
 
-        tw_ops(dev)->put(dev, stage, (const char *)host + (size_t)i * size(from),
-                (size_t)part * size(from));
-        if (m->dtype == TW_BF16)
-            cast<bf16, float>(d, (bf16 *)dst + i, stage, part);
-        else
-            cast<float, bf16>(d, (float *)dst + i, stage, part);
+        tw_ops(dev)->put(dev, stage, (const char *)host + (size_t)(i * m->cols) * size(from),
+                (size_t)total * size(from));
+        if (!same && m->dtype == TW_BF16)
+            cast<bf16, float>(d, (bf16 *)made, stage, total);
+        else if (!same)
+            cast<float, bf16>(d, (float *)made, stage, total);
+        rows_copy(d, m, made, row + i, rows, true);
     }
 }
 
 static void d_mat_get(struct tw_dev *dev, float *host, const struct tw_mat *m, int64_t row, int64_t n)
 {
     struct cu_dev *d = cu(dev);
-    int64_t total = n * m->cols;
-    float *stage;
+    int64_t step, each;
+    char *stage;
+    float *made;
 
-    if (m->dtype == TW_F32) {
-        tw_ops(dev)->get(dev, host, (const float *)m->data + row * m->cols, (size_t)total * 4);
+    if (!n || !m->cols)
+        return;
+    if (m->dtype == TW_F32 && !m->ext) {
+        tw_ops(dev)->get(dev, host, (const float *)m->data + row * m->cols,
+                (size_t)(n * m->cols) * 4);
         return;
     }
-    stage = (float *)cu_scratch(d, CU_S_PART, (size_t)(total < STAGE ? total : STAGE) * 4);
-    for (int64_t i = 0; stage && i < total; i += STAGE) {
-        int64_t part = total - i < STAGE ? total - i : STAGE;
+    step = rows_at_once(m, n);
+    each = step * m->cols;
+    stage = (char *)cu_scratch(d, CU_S_PART, (size_t)each * 8);
+    made = (float *)(stage + (m->dtype == TW_F32 ? 0 : (size_t)each * 4));
+    for (int64_t i = 0; stage && i < n; i += step) {
+        int64_t rows = n - i < step ? n - i : step, total = rows * m->cols;
 
-        cast<float, bf16>(d, stage, (const bf16 *)m->data + row * m->cols + i, part);
-        tw_ops(dev)->get(dev, host + i, stage, (size_t)part * 4);
+        rows_copy(d, m, stage, row + i, rows, false);
+        if (m->dtype != TW_F32)
+            cast<float, bf16>(d, made, stage, total);
+        tw_ops(dev)->get(dev, host + i * m->cols, made, (size_t)total * 4);
     }
 }
 

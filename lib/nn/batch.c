@@ -52,7 +52,7 @@ static void add_span(struct tw_batch *b, int64_t i)
     if (last && last->a == a && last->t1 == b->t0[i])
         last->t1 = b->t0[i + 1];
     else
-        b->span[b->nspan++] = (struct tw_span){ b->t0[i], b->t0[i + 1], a };
+        b->span[b->nspan++] = (struct tw_span){ .t0 = b->t0[i], .t1 = b->t0[i + 1], .a = a };
 }
 
 static int check_length(const struct tw_model *m, const struct tw_batch *b, struct tw_err *err)
@@ -72,6 +72,28 @@ static bool wants_dropout(const struct tw_seq *seq, int64_t nseq)
         if (seq[i].adapter && seq[i].adapter->dropout > 0)
             return true;
     return false;
+}
+
+/* A slot for each adapter, where the model has room for those of a whole group of products. */
+static void give_slots(struct tw_batch *b, const struct tw_model *m)
+{
+    int64_t ranks = 0, adapters = 0;
+
+    for (int64_t i = 0; i < b->nspan; i++) {
+        int64_t k = 0;
+
+        while (b->span[k].a != b->span[i].a)
+            k++;
+        b->span[i].slot = k < i ? b->span[k].slot : ranks;
+        if (k < i)
+            continue;
+        ranks += tw_lora_cols(b->span[i].a->max_r);
+        adapters++;
+        if (b->span[i].a->max_r > 64)
+            return;
+    }
+    if (!b->drop && adapters <= 8 && 3 * ranks <= m->ext)
+        b->ranks = ranks;
 }
 
 int tw_batch_pack(struct tw_batch *b, struct tw_model *m, const struct tw_seq *seq, int64_t nseq,
@@ -100,5 +122,6 @@ int tw_batch_pack(struct tw_batch *b, struct tw_model *m, const struct tw_seq *s
         fill_seq(b, i, seq[i].state ? tw_state_len(seq[i].state) : 0);
         add_span(b, i);
     }
+    give_slots(b, m);
     return check_length(m, b, err);
 }

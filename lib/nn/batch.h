@@ -7,6 +7,7 @@
 struct tw_span {
     int64_t t0, t1;
     struct tw_adapter *a;
+    int64_t slot;               /* the columns of the adapters before it */
 };
 
 struct tw_batch {
@@ -15,6 +16,7 @@ struct tw_batch {
     int64_t *t0;                /* [nseq + 1] first row of each sequence */
     int64_t end;                /* one more than the largest position */
     int64_t max_r;              /* of the adapters in it; 0: none */
+    int64_t ranks;              /* columns of all its adapters; 0: the weights have no room for them */
     int32_t *id, *pos;          /* (host) [T] */
     uint64_t *drop;             /* (host) [T]; NULL: no dropout */
     struct tw_span *span;

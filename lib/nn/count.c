@@ -136,6 +136,15 @@ static void c_lora_group(struct tw_dev *d, struct tw_lora_one *one, int n, const
     }
 }
 
+static void c_lora_wide(struct tw_dev *d, struct tw_lora_one *one, int n, const struct tw_tensor *x)
+{
+    for (int i = 0; i < n; i++)
+        if (one[i].y)
+            c_lora_group(d, &one[i], 1, x);
+        else
+            flops(d, lora_flops(one[i].c, x->cols, 0));
+}
+
 static void c_lora_group_bwd(struct tw_dev *d, struct tw_tensor *dx, bool add,
         struct tw_lora_one *one, int n, const struct tw_tensor *x)
 {
@@ -375,6 +384,10 @@ struct tw_dev *tw_count_open(const struct tw_dev *dev, struct tw_err *err)
         c->ops.mla = &mla;
     if (tw_ops(dev)->moe)
         c->ops.moe = &tw_count_moe;
+    if (tw_ops(dev)->lora_wide) {
+        c->ops.lora_wide = c_lora_wide;
+        c->ops.lora_wide_bwd = c_lora_group_bwd;
+    }
     c->head.ops = &c->ops;
     c->like = dev;
     return (struct tw_dev *)c;

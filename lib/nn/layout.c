@@ -81,6 +81,9 @@ static struct tw_weight *add_weight(struct tw_model *m, const struct tw_tdef *d,
         .cols = cols, .n = tw_dim(&m->cfg, d->count) };
     if (d->lora)
         add_modules(m, w);
+    if (d->lora && d->slot != TW_S_ROUTER && w->w.n <= 1 && w->w.dtype == TW_BF16 &&
+            rows % 8 == 0 && cols % 8 == 0)
+        w->w.ext = m->ext;
     if (tw_if(&m->cfg, d->bias)) {
         b = &m->w[m->nw++];
         *b = (struct tw_weight){ .name = tensor_name(m, d, layer, ".bias"), .def = d,
@@ -157,7 +160,8 @@ int64_t tw_weight_elems(const struct tw_model *m, const struct tw_weight *w, enu
 {
     if (!w->matrix)
         return w->w.cols;
-    return tw_mat_count(&w->w) * m->ops->mat_elems(m->dev, w->w.rows, w->w.cols, t);
+    return tw_mat_count(&w->w) * m->ops->mat_elems(m->dev, w->w.rows + w->w.ext,
+            w->w.cols + w->w.ext, t);
 }
 
 static bool trained(const struct tw_model *m, const struct tw_weight *w)

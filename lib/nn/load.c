@@ -9,9 +9,10 @@
 
 static struct tw_mat one_of(const struct tw_model *m, const struct tw_mat *w, int64_t i)
 {
-    struct tw_mat one = { w->data, w->dtype, w->rows, w->cols, 1 };
+    struct tw_mat one = *w;
     int64_t n = m->ops->mat_elems(m->dev, w->rows, w->cols, w->dtype);
 
+    one.n = 1;
     one.data = (char *)w->data + (size_t)(i * n) * tw_dtype_size(w->dtype);
     return one;
 }

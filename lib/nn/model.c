@@ -125,6 +125,16 @@ static int check_device(const struct tw_model *m, struct tw_err *err)
     return 0;
 }
 
+/* Columns for three products' worth of adapters, in whole steps of the products. */
+static int64_t room(const struct tw_model *m)
+{
+    int64_t n = 3 * tw_lora_cols(m->opts.lora_room);
+
+    if (!m->ops->lora_wide || m->opts.dtype != TW_BF16 || m->opts.train || n > 384)
+        return 0;
+    return (n + 63) / 64 * 64;
+}
+
 struct tw_model *tw_model_open(const char *dir, struct tw_dev *dev, const struct tw_model_opts *o,
         struct tw_err *err)
 {
@@ -136,6 +146,7 @@ struct tw_model *tw_model_open(const char *dir, struct tw_dev *dev, const struct
     m->dir = dir ? tw_xstrdup(dir) : NULL;
     m->act = m->ops->low_act ? o->dtype : TW_F32;
     m->stack.dev = dev;
+    m->ext = room(m);
     m->count = tw_count_open(dev, err);
     if (!m->count || check_opts(m, err) || read_config(m, err) ||
         check_device(m, err) || open_weights(m, err)) {

@@ -17,6 +17,8 @@ struct tw_model_opts {
     bool init_random;           /* weights from SEED by the config, none are read */
     const char *config_json;    /* a config.json instead of DIR's (with init_random DIR may be NULL) */
     uint64_t seed;
+    int64_t lora_room;          /* ranks of adapters in one batch, added up, for which there is to be
+                                 * room beside the weights (faster where the device can); 0: none */
 };
 /* Every tensor of the checkpoint must be claimed by the family and every claimed one be there. */
 struct tw_model *tw_model_open(const char *dir, struct tw_dev *dev, const struct tw_model_opts *o,

@@ -66,6 +66,8 @@ struct tw_model {
     struct tw_config cfg;
     struct tw_model_opts opts;
     enum tw_dtype act;          /* of activations */
+    int64_t ext;                /* room for adapters beside each weight they may adapt, and behind
+                                 * each activation that is an input or a gradient of such products */
     char *dir;                  /* NULL: none */
     const char *prefix;         /* of backbone tensors in the file: "model." or "" */
     bool tied;                  /* the embedding is the head */
@@ -162,6 +164,11 @@ char *tw_module_param(const struct tw_module *mod);
 /* What may not be: some experts of a layer, both forms of one matrix, dropout in experts. */
 int tw_adapter_check(const struct tw_adapter *a, const char *where, struct tw_err *err);
 
+/* Columns that an adapter of rank R takes in lora_wide. */
+static inline int64_t tw_lora_cols(int64_t r)
+{
+    return (r + 7) / 8 * 8;
+}
 double tw_lora_scale(int64_t r, double alpha, bool rslora);
 
 #endif

@@ -41,6 +41,7 @@ struct tw_lora_run {
     int64_t r;
     float scale;
     float drop;                 /* dropout on the input of A, 0: none */
+    int64_t slot;               /* lora_wide: its first column among those of all adapters */
 };
 
 /* Dropout: feature k of token t is dropped at module m iff u < drop, where u is 24 high bits of word
@@ -51,6 +52,8 @@ struct tw_lora_ctx {
     int64_t nrun;
     const uint64_t *drop_key;       /* (dev) [T], NULL: no dropout */
     uint32_t module;
+    int64_t ranks, at;              /* lora_wide: columns of all adapters; where those of the first
+                                     * product begin behind x */
 };
 
 /* One of several products with LoRA that have one input. */
@@ -60,6 +63,7 @@ struct tw_lora_one {
     const struct tw_mat *w;
     const float *bias;
     const struct tw_lora_ctx *c;
+    const struct tw_tensor *res;    /* lora_wide, N 1: as linear()'s */
 };
 
 /* Tokens whose keys and values the device keeps in one block of a decode state. */
@@ -209,6 +213,17 @@ struct tw_ops {
      * after the other. */
     void (*lora_group)(struct tw_dev *d, struct tw_lora_one *one, int n, const struct tw_tensor *x);
     void (*lora_group_bwd)(struct tw_dev *d, struct tw_tensor *dx, bool add,
+            struct tw_lora_one *one, int n, const struct tw_tensor *x);
+
+    /* LoRA as more columns of the products themselves, N <= 3 of one input, BF16, no dropout, every
+     * token in a run: y = [x | h] [W | s B]^T (+ bias) (+ res) with h = x A^T in the columns behind x
+     * (c->at, c->ranks a product), s B behind W's rows and A below W, all in BF16; a token's h is zero
+     * in the slots of other adapters. y NULL: only h is wanted. Backward: dh = s dy B goes behind dy,
+     * dx = [dy | dh] [W / A], added to when `add`; da and db add in a chain over tokens. x and dy must
+     * have as many columns of room. Between the two nobody may run another batch. NULL, both: the
+     * device has no such products. */
+    void (*lora_wide)(struct tw_dev *d, struct tw_lora_one *one, int n, const struct tw_tensor *x);
+    void (*lora_wide_bwd)(struct tw_dev *d, struct tw_tensor *dx, bool add,
             struct tw_lora_one *one, int n, const struct tw_tensor *x);
 
     /* In place, on nheads heads of hd each in x [T, nheads * hd]; sign -1 is the backward. */

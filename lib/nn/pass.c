@@ -69,7 +69,7 @@ static void start(struct walk *w)
         w->t.drop = upload(w, b->drop, T * sizeof *b->drop);
     w->seg = tw_arena_alloc(&w->p->arena, (size_t)m->cfg.L * sizeof *w->seg);
     if (w->backward)
-        w->gx = tw_stack_tensor(w->t.st, m->act, b->T, m->cfg.D);
+        w->gx = tw_var_wide(&w->t, b->T, m->cfg.D)->v;
 }
 
 /* Through the two blocks of a layer. Without recording the residual stream is updated in place and
@@ -83,6 +83,7 @@ static void layer_forward(struct tw_tape *t, const struct tw_layer *l, struct tw
         size_t top = t->st->top;
         struct tw_var *y = i == 1 || !t->record ? out : tw_var_new(t, x->v.rows, x->v.cols);
 
+        y->wide = t->b->ranks;
         block[i]->forward(t, l, x, y);
         if (!t->record)
             t->st->top = top;
@@ -99,6 +100,7 @@ static struct tw_var *forward(struct walk *w)
 
     t->record = w->backward && m->opts.train;
     x = tw_t_embed(t, m->global[TW_S_EMBED], id);
+    x->wide = w->p->b.ranks;
     w->embed = t->last;
     for (int64_t i = 0; i < m->cfg.L; i++) {
         struct seg *s = &w->seg[i];
@@ -197,7 +199,7 @@ static void layer_back(struct walk *w, int64_t i)
     tw_tape_back(t);
     if (s->in->g.data != w->gx.data)
         t->ops->copy(t->dev, w->gx.data, s->in->g.data,
-                (size_t)(w->gx.rows * w->gx.cols) * tw_dtype_size(w->gx.dtype));
+                (size_t)(w->gx.rows * w->gx.ld) * tw_dtype_size(w->gx.dtype));
     t->st->top = s->mark;
 }
 

@@ -11,6 +11,26 @@ struct tw_var *tw_var_new(struct tw_tape *t, int64_t rows, int64_t cols)
     return v;
 }
 
+/* A tensor with room behind its columns. */
+static struct tw_tensor roomy(struct tw_tape *t, int64_t rows, int64_t cols)
+{
+    struct tw_tensor x = tw_stack_tensor(t->st, t->m->act, rows,
+            cols + (t->b->ranks ? t->m->ext : 0));
+
+    x.cols = cols;
+    return x;
+}
+
+struct tw_var *tw_var_wide(struct tw_tape *t, int64_t rows, int64_t cols)
+{
+    struct tw_var *v = tw_arena_alloc(t->host, sizeof *v);
+
+    v->v = roomy(t, rows, cols);
+    v->wide = t->b->ranks > 0;
+    v->room = v->v.ld - cols;
+    return v;
+}
+
 static struct tw_tensor cols_of(const struct tw_tensor *x, int64_t col, int64_t n)
 {
     struct tw_tensor y = *x;
@@ -38,16 +58,22 @@ static struct tw_tensor *grad_of(struct tw_var *v)
     return &v->g;
 }
 
+static struct tw_tensor grad_new(struct tw_tape *t, const struct tw_var *v)
+{
+    return v->wide ? roomy(t, v->v.rows, v->v.cols) :
+            tw_stack_tensor(t->st, v->v.dtype, v->v.rows, v->v.cols);
+}
+
 struct tw_tensor *tw_var_grad(struct tw_tape *t, struct tw_var *v, bool *add)
 {
     struct tw_var *of = v->of;
 
     if (of && !of->g.data)
-        of->g = tw_stack_tensor(t->st, of->v.dtype, of->v.rows, of->v.cols);
+        of->g = grad_new(t, of);
     if (of)
         grad_of(v);
     else if (!v->g.data)
-        v->g = tw_stack_tensor(t->st, v->v.dtype, v->v.rows, v->v.cols);
+        v->g = grad_new(t, v);
     *add = v->wrote;
     v->wrote = true;
     return &v->g;
@@ -116,7 +142,7 @@ struct tw_var *tw_t_norm_eps(struct tw_tape *t, struct tw_var *x, struct tw_weig
         double eps)
 {
     int64_t groups = x->v.rows * (x->v.cols / n);
-    struct tw_var *y = tw_var_new(t, x->v.rows, x->v.cols);
+    struct tw_var *y = tw_var_wide(t, x->v.rows, x->v.cols);
     float *rstd = tw_stack_take(t->st, (size_t)groups * sizeof *rstd);
     struct tw_op *op;
 
@@ -129,161 +155,6 @@ struct tw_var *tw_t_norm_eps(struct tw_tape *t, struct tw_var *x, struct tw_weig
         op->n = n;
     }
     return y;
-}
-
-struct tw_lora_ctx tw_lora_ctx_of(struct tw_tape *t, int64_t module)
-{
-    const struct tw_batch *b = t->b;
-    struct tw_lora_run *run;
-    struct tw_lora_ctx c = { .drop_key = t->drop, .module = (uint32_t)module };
-
-    if (module < 0 || !b->nspan)
-        return c;
-    c.run = run = tw_arena_alloc(t->host, (size_t)b->nspan * sizeof *run);
-    for (int64_t i = 0; i < b->nspan; i++) {
-        const struct tw_adapter *a = b->span[i].a;
-        const struct tw_lora *l = &a->lora[module];
-
-        if (l->r)
-            run[c.nrun++] = (struct tw_lora_run){ .t0 = b->span[i].t0, .t1 = b->span[i].t1,
-                .a = l->a, .b = l->b, .da = l->da, .db = l->db, .r = l->r, .scale = l->scale,
-                .drop = t->drop ? (float)a->dropout : 0 };
-    }
-    return c;
-}
-
-/* y + res share one gradient: when nothing has written res's yet, y's becomes it. */
-void tw_residual_back(struct tw_tape *t, struct tw_var *y, struct tw_var *res)
-{
-    if (!res->wrote && (!res->g.data || res->g.data == y->g.data)) {
-        res->g = y->g;
-        res->wrote = true;
-    } else {
-        t->ops->add(t->dev, &res->g, &y->g);
-    }
-}
-
-static void linear_back(struct tw_tape *t, struct tw_op *op)
-{
-    struct tw_weight *w = op->w;
-    struct tw_lora_ctx c = tw_lora_ctx_of(t, w->module);
-    struct tw_tensor *dx, *dy = &op->y->g, scratch;
-    size_t top;
-    bool add;
-
-    if (w->dw.data)
-        t->ops->linear_dw(t->dev, &w->dw, w->bias ? w->bias->dw.data : NULL, dy, &op->x->v);
-    dx = tw_var_grad(t, op->x, &add);
-    top = t->st->top;
-    if (c.nrun)
-        scratch = tw_stack_tensor(t->st, TW_F32, t->b->T, t->b->max_r);
-    if (c.nrun && t->ops->lora_linear_bwd) {
-        t->ops->lora_linear_bwd(t->dev, dx, add, &scratch, dy, &op->x->v, &op->h, &w->w, &c);
-    } else {
-        t->ops->linear_dx(t->dev, dx, add, dy, &w->w);
-        if (c.nrun)
-            t->ops->lora_bwd(t->dev, dx, &scratch, dy, &op->x->v, &op->h, &c);
-    }
-    t->st->top = top;
-    if (op->x2)
-        tw_residual_back(t, op->y, op->x2);
-}
-
-struct tw_var *tw_t_linear(struct tw_tape *t, struct tw_var *x, struct tw_weight *w,
-        struct tw_var *res, struct tw_var *out)
-{
-    struct tw_lora_ctx c = tw_lora_ctx_of(t, w->module);
-    struct tw_var *y = out ? out : tw_var_new(t, x->v.rows, w->w.rows);
-    const struct tw_tensor *add = res ? &res->v : NULL;
-    const float *bias = w->bias ? w->bias->w.data : NULL;
-    struct tw_tensor h = { 0 };
-    struct tw_op *op;
-    bool known = y == t->known;     /* its own value is there, but LoRA's hidden is not */
-
-    if (c.nrun)
-        h = tw_stack_tensor(t->st, TW_F32, t->b->T, t->b->max_r);
-    if (c.nrun && t->ops->lora_linear)
-        t->ops->lora_linear(t->dev, &y->v, &h, &x->v, &w->w, bias, add, &c);
-    else if (!known || c.nrun)
-        t->ops->linear(t->dev, &y->v, &x->v, &w->w, bias, add);
-    if (c.nrun && !t->ops->lora_linear)
-        t->ops->lora(t->dev, &y->v, &h, &x->v, &c);
-    op = tw_note(t, linear_back, y, x);
-    if (op) {
-        op->w = w;
-        op->h = h;
-        op->x2 = res;
-    }
-    return y;
-}
-
-/* Back through several products of one input. */
-static void group_back(struct tw_tape *t, struct tw_op *op)
-{
-    struct tw_lora_one one[TW_GROUP];
-    struct tw_lora_ctx c[TW_GROUP];
-    struct tw_tensor *dx, scratch[TW_GROUP];
-    size_t top;
-    bool add;
-    int n = (int)op->n;
-
-    for (int i = 0; i < n; i++)
-        if (op->group[i].w->dw.data)
-            t->ops->linear_dw(t->dev, &op->group[i].w->dw, op->group[i].w->bias ?
-                    op->group[i].w->bias->dw.data : NULL, &op->group[i].y->g, &op->x->v);
-    dx = tw_var_grad(t, op->x, &add);
-    top = t->st->top;
-    for (int i = 0; i < n; i++) {
-        struct tw_group *g = &op->group[i];
-
-        c[i] = tw_lora_ctx_of(t, g->w->module);
-        scratch[i] = tw_stack_tensor(t->st, TW_F32, t->b->T, t->b->max_r);
-        one[i] = (struct tw_lora_one){ .y = &g->y->g, .h = &g->h, .scratch = &scratch[i],
-            .w = &g->w->w, .c = &c[i] };
-    }
-    t->ops->lora_group_bwd(t->dev, dx, add, one, n, &op->x->v);
-    t->st->top = top;
-}
-
-/* Whether all of them have an adapter in this batch, and the device takes them at once. */
-static bool grouped(struct tw_tape *t, struct tw_weight *const *w, int n)
-{
-    bool all = t->ops->lora_group;
-
-    for (int i = 0; all && i < n; i++)
-        all = tw_lora_ctx_of(t, w[i]->module).nrun > 0;
-    return all;
-}
-
-void tw_t_linears(struct tw_tape *t, struct tw_var *x, struct tw_weight *const *w, int n,
-        struct tw_var **y)
-{
-    struct tw_group *g;
-    struct tw_lora_one one[TW_GROUP];
-    struct tw_lora_ctx c[TW_GROUP];
-    struct tw_op *op;
-
-    assert(n <= TW_GROUP);
-    if (!grouped(t, w, n)) {
-        for (int i = 0; i < n; i++)
-            y[i] = tw_t_linear(t, x, w[i], NULL, NULL);
-        return;
-    }
-    g = tw_arena_alloc(t->host, (size_t)n * sizeof *g);
-    for (int i = 0; i < n; i++) {
-        c[i] = tw_lora_ctx_of(t, w[i]->module);
-        y[i] = tw_var_new(t, x->v.rows, w[i]->w.rows);
-        g[i] = (struct tw_group){ .y = y[i], .w = w[i],
-            .h = tw_stack_tensor(t->st, TW_F32, t->b->T, t->b->max_r) };
-        one[i] = (struct tw_lora_one){ .y = &y[i]->v, .h = &g[i].h, .w = &w[i]->w,
-            .bias = w[i]->bias ? w[i]->bias->w.data : NULL, .c = &c[i] };
-    }
-    t->ops->lora_group(t->dev, one, n, &x->v);
-    op = tw_note(t, group_back, y[0], x);
-    if (op) {
-        op->group = g;
-        op->n = n;
-    }
 }
 
 static void residual_op_back(struct tw_tape *t, struct tw_op *op)
@@ -380,7 +251,7 @@ struct tw_var *tw_t_attn(struct tw_tape *t, const struct tw_layer *l, struct tw_
         struct tw_var *k, struct tw_var *v)
 {
     const struct tw_config *c = &t->m->cfg;
-    struct tw_var *y = tw_var_new(t, q->v.rows, q->v.cols);
+    struct tw_var *y = tw_var_wide(t, q->v.rows, q->v.cols);
     struct tw_attn a = { .nh = c->nh, .nkv = c->nkv, .hd = c->hd, .window = l->conf->window,
         .scale = (float)tw_attn_scale(c), .seq = t->b->attn, .nseq = t->b->nseq };
     float *lse = NULL;
@@ -424,7 +295,7 @@ static void glu_back(struct tw_tape *t, struct tw_op *op)
 
 struct tw_var *tw_t_glu(struct tw_tape *t, struct tw_var *gate, struct tw_var *up)
 {
-    struct tw_var *y = tw_var_new(t, gate->v.rows, gate->v.cols);
+    struct tw_var *y = tw_var_wide(t, gate->v.rows, gate->v.cols);
     struct tw_op *op;
 
     t->ops->glu(t->dev, &y->v, &gate->v, &up->v, (enum tw_act)t->m->cfg.act);

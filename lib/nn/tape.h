@@ -11,6 +11,8 @@ struct tw_var {
     bool wrote;                 /* g holds a gradient: what comes next adds */
     struct tw_var *of;          /* it is columns [col, ..) of this one, in v and in g; NULL: none */
     int64_t col;
+    bool wide;                  /* behind g's columns there is the room that adapters want */
+    int64_t room, used;         /* columns behind v's: there are, and hold states of adapters */
 };
 
 #define TW_GROUP 3              /* the most products that share an input */
@@ -28,7 +30,8 @@ struct tw_op {
     struct tw_weight *w;
     struct tw_tensor h;         /* LoRA's hidden */
     float *save;                /* rstd or lse */
-    int64_t n, heads;
+    int64_t n, heads, at;
+    bool wide;                  /* LoRA's part is inside the products */
     struct tw_attn attn;
     struct tw_mla mla;
     const struct tw_rope *rope;
@@ -61,6 +64,8 @@ struct tw_tape {
 };
 
 struct tw_var *tw_var_new(struct tw_tape *t, int64_t rows, int64_t cols);
+/* The same, for inputs and outputs of products: with room for adapters where this batch wants it. */
+struct tw_var *tw_var_wide(struct tw_tape *t, int64_t rows, int64_t cols);
 /* The gradient of V to write to; *add: to add to what is there. */
 struct tw_tensor *tw_var_grad(struct tw_tape *t, struct tw_var *v, bool *add);
 /* Columns [col, col + n) of X, in place. Going back, each column of X is to be written by one of its

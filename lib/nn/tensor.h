@@ -21,6 +21,8 @@ struct tw_mat {
     int64_t rows, cols;
     int64_t n;                  /* of N matrices one behind the other (experts): each mat_elems() stored
                                  * elements long; 0 and 1: one. Only the grouped ops look at it */
+    int64_t ext;                /* columns behind each row, and rows behind the last, kept for the
+                                 * factors of adapters (lora_wide); mostly 0 */
 };
 
 static inline int64_t tw_mat_count(const struct tw_mat *m) { return m->n > 1 ? m->n : 1; }

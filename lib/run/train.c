@@ -23,12 +23,19 @@ char *tw_train_base_name(const char *model)
     return tw_xstrndup(model, at ? (size_t)(at - model) : strlen(model));
 }
 
+/* The rank of the adapter to come; of one that is not read yet, what most have at most. */
+static int64_t lora_room(const struct tw_trainer *t)
+{
+    return !t->use_lora ? 0 : t->adapter_dir ? 16 : t->lora.r;
+}
+
 /* The model on the counting device: its sizes, before any weight is read. */
 static int open_counted(struct tw_trainer *t, struct tw_err *err)
 {
     const struct tw_train_opts *o = t->o;
     struct tw_model_opts m = { .dtype = t->dtype, .train = !t->use_lora, .init_random = o->init,
-        .config_json = o->config_json, .seed = (uint64_t)o->seed };
+        .config_json = o->config_json, .seed = (uint64_t)o->seed,
+        .lora_room = lora_room(t) };
 
     if (!(t->count_dev = tw_count_open(t->dev, err)) ||
             !(t->count_model = tw_model_open(t->model_dir, t->count_dev, &m, err)))
@@ -111,7 +118,7 @@ static int open_weights(struct tw_trainer *t, const char *from, struct tw_err *e
     bool whole = !t->use_lora && from;
     struct tw_model_opts m = { .dtype = t->dtype, .train = !t->use_lora,
         .init_random = o->init && !whole, .config_json = whole ? NULL : o->config_json,
-        .seed = (uint64_t)o->seed };
+        .seed = (uint64_t)o->seed, .lora_room = lora_room(t) };
     const char *adapter = from ? from : t->adapter_dir;
 
     if (!(t->model = tw_model_open(whole ? from : t->model_dir, t->dev, &m, err)))

@@ -240,7 +240,8 @@ static void lora_case(int64_t T, int64_t in, int64_t out, const int64_t *rank, i
         a[i] = vector(r * in, false), b[i] = vector(out * r, false);
         da[i] = vector(r * in, false), db[i] = vector(out * r, false);
         rc[i] = (struct tw_lora_run){ T * i / nrun + (i == 1), T * (i + 1) / nrun, a[i].c.data,
-            b[i].c.data, da[i].c.data, db[i].c.data, r, 0.25f * (float)(i + 1), i == 1 ? 0 : drop };
+            b[i].c.data, da[i].c.data, db[i].c.data, r, 0.25f * (float)(i + 1), i == 1 ? 0 : drop,
+            0 };
         rg[i] = rc[i];
         rg[i].a = a[i].g.data, rg[i].b = b[i].g.data;
         rg[i].da = i == 2 ? NULL : da[i].g.data, rg[i].db = db[i].g.data;
@@ -252,8 +253,8 @@ static void lora_case(int64_t T, int64_t in, int64_t out, const int64_t *rank, i
     h = tensor(T, max_r, 0, true, 1), s = tensor(T, max_r, 0, true, 1);
     act = keep;
     struct both w = matrix(out, in, act), bias = vector(out, false);
-    struct tw_lora_ctx cc = { rc, nrun, drop > 0 ? put(cpu, key, (size_t)T * 8) : NULL, 5 };
-    struct tw_lora_ctx cg = { rg, nrun, drop > 0 ? put(gpu, key, (size_t)T * 8) : NULL, 5 };
+    struct tw_lora_ctx cc = { rc, nrun, drop > 0 ? put(cpu, key, (size_t)T * 8) : NULL, 5, 0, 0 };
+    struct tw_lora_ctx cg = { rg, nrun, drop > 0 ? put(gpu, key, (size_t)T * 8) : NULL, 5, 0, 0 };
 
     C(lora, &y.c, &h.c, &x.c, &cc), G(lora, &y.g, &h.g, &x.g, &cg);
     same(&y, "lora");
@@ -301,14 +302,16 @@ static void group_case(int64_t T, int n, const int64_t *out, int64_t r, int nrun
             a[m][i] = vector(r * in, false), b[m][i] = vector(out[m] * r, false);
             da[m][i] = vector(r * in, false), db[m][i] = vector(out[m] * r, false);
             rc[m][i] = (struct tw_lora_run){ T * i / nrun, T * (i + 1) / nrun, a[m][i].c.data,
-                b[m][i].c.data, da[m][i].c.data, db[m][i].c.data, r, 0.5f, drop ? 0.2f : 0 };
+                b[m][i].c.data, da[m][i].c.data, db[m][i].c.data, r, 0.5f, drop ? 0.2f : 0,
+                0 };
             rg[m][i] = rc[m][i];
             rg[m][i].a = a[m][i].g.data, rg[m][i].b = b[m][i].g.data;
             rg[m][i].da = da[m][i].g.data, rg[m][i].db = db[m][i].g.data;
         }
-        cc[m] = (struct tw_lora_ctx){ rc[m], nrun, drop ? kc : NULL, (uint32_t)m };
-        cg[m] = (struct tw_lora_ctx){ rg[m], nrun, drop ? kg : NULL, (uint32_t)m };
-        one[m] = (struct tw_lora_one){ &y[m].g, &h[m].g, &s[m].g, &w[m].mg, bias[m].g.data, &cg[m] };
+        cc[m] = (struct tw_lora_ctx){ rc[m], nrun, drop ? kc : NULL, (uint32_t)m, 0, 0 };
+        cg[m] = (struct tw_lora_ctx){ rg[m], nrun, drop ? kg : NULL, (uint32_t)m, 0, 0 };
+        one[m] = (struct tw_lora_one){ &y[m].g, &h[m].g, &s[m].g, &w[m].mg, bias[m].g.data, &cg[m],
+            NULL };
         C(linear, &y[m].c, &x.c, &w[m].mc, bias[m].c.data, NULL);
         C(lora, &y[m].c, &h[m].c, &x.c, &cc[m]);
     }

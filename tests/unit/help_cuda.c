@@ -74,12 +74,17 @@ struct both vector(int64_t n, bool empty)        /* F32 on both */
 
 struct both matrix(int64_t rows, int64_t cols, enum tw_dtype t)
 {
+    return roomy_matrix(rows, cols, 0, t);
+}
+
+struct both roomy_matrix(int64_t rows, int64_t cols, int64_t ext, enum tw_dtype t)
+{
     struct both b = { .n = rows * cols, .start = numbers(rows * cols, 0.5f) };
 
     b.mc = (struct tw_mat){ .dtype = TW_F32, .rows = rows, .cols = cols };
-    b.mg = (struct tw_mat){ .dtype = t, .rows = rows, .cols = cols };
+    b.mg = (struct tw_mat){ .dtype = t, .rows = rows, .cols = cols, .ext = ext };
     b.mc.data = put(cpu, NULL, (size_t)tw_ops(cpu)->mat_elems(cpu, rows, cols, TW_F32) * 4);
-    b.mg.data = put(gpu, NULL, (size_t)tw_ops(gpu)->mat_elems(gpu, rows, cols, t) *
+    b.mg.data = put(gpu, NULL, (size_t)tw_ops(gpu)->mat_elems(gpu, rows + ext, cols + ext, t) *
             tw_dtype_size(t));
     tw_ops(cpu)->mat_put(cpu, &b.mc, b.start, TW_F32, 0, rows);
     tw_ops(gpu)->mat_put(gpu, &b.mg, b.start, TW_F32, 0, rows);

@@ -25,6 +25,7 @@ void *put(struct tw_dev *d, const void *host, size_t bytes);
 struct both tensor(int64_t rows, int64_t cols, int64_t pad, bool empty, float scale);
 struct both vector(int64_t n, bool empty);  /* F32 on both */
 struct both matrix(int64_t rows, int64_t cols, enum tw_dtype t);
+struct both roomy_matrix(int64_t rows, int64_t cols, int64_t ext, enum tw_dtype t);    /* on the GPU */
 void done(struct both *b);
 
 /* max |a - b| / max |b| within the tolerance of act; says where not. */

@@ -1,6 +1,6 @@
 /* trace.c - where a GPU's time goes: a library that CUDA loads into a command (set
  * CUDA_INJECTION64_PATH to it), which prints at exit each kernel's name, calls, total and mean time,
- * from TW_TRACE_SKIP kernels on. Build:
+ * from TW_TRACE_SKIP kernels on, and between which kernels it was idle. Build:
  *     gcc -O2 -shared -fPIC -I/usr/local/cuda/include -o trace.so tests/bench/gpu/trace.c -L/usr/local/cuda/lib64 -lcupti */
 #include <cupti.h>
 #include <stdio.h>
@@ -12,10 +12,29 @@ struct row {
     long calls;
     double us;
 };
-static struct row row[512];
-static int nrow;
+static struct row row[512], gap[512];
+static int nrow, ngap;
 static long seen, skip;
 static double first, last, busy;
+
+/* Idle time before a kernel, by its name and that of the one before. */
+static void note_gap(const char *name, double us)
+{
+    static char last_name[60];
+    char both[120];
+    int i;
+
+    snprintf(both, sizeof both, "%.56s -> %.56s", last_name, name);
+    snprintf(last_name, sizeof last_name, "%.56s", name);
+    for (i = 0; i < ngap && strcmp(gap[i].name, both); i++)
+        ;
+    if (i == 512)
+        return;
+    if (i == ngap)
+        snprintf(gap[ngap++].name, sizeof gap[0].name, "%s", both);
+    gap[i].calls++;
+    gap[i].us += us;
+}
 
 static void note(const char *name, double start, double end)
 {
@@ -23,6 +42,7 @@ static void note(const char *name, double start, double end)
 
     if (seen++ < skip)
         return;
+    note_gap(name, last && start > last ? (start - last) / 1e3 : 0);
     if (!first || start < first)
         first = start;
     if (end > last)
@@ -84,6 +104,10 @@ static void end(void)
     for (int i = 0; i < nrow && i < 60; i++)
         fprintf(stderr, "%10.3f %8ld %9.1f  %s\n", row[i].us / 1e3, row[i].calls,
                 row[i].us / (double)row[i].calls, row[i].name);
+    qsort(gap, (size_t)ngap, sizeof *gap, by_time);
+    for (int i = 0; i < ngap && i < 12; i++)
+        fprintf(stderr, "%10.3f %8ld %9.1f  idle: %s\n", gap[i].us / 1e3, gap[i].calls,
+                gap[i].us / (double)gap[i].calls, gap[i].name);
 }
 
 int InitializeInjection(void)

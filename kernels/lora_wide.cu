@@ -1,0 +1,207 @@
+/* lora_wide.cu - LoRA inside the products that it adds to: y = [x | h] [W | s B]^T and
+ * dx = [dy | dh] [W / A] cost a step or two more of the summed index, where writing s h B^T into y
+ * would read and write y once more. The factors are put beside the weights in BF16 by each forward
+ * (they are small), and the small products read them there:
+ *   shrink: h = x A^T behind x, dh = s dy B behind dy;   outer: dB = s dy^T h, dA = dh^T x
+ * All by m16n8k16 with operands brought by cp.async; bound by reading x and dy. */
+#include "lora_wide.cuh"
+
+/* Up to MAX_RUNS runs from number *AT on, of N products that have the same ones. */
+static struct wruns runs_of(const struct tw_lora_one *one, int n, int64_t *at)
+{
+    struct wruns q = {};
+
+    q.ranks = (int)one[0].c->ranks;
+    for (; *at < one[0].c->nrun && q.n < MAX_RUNS; (*at)++) {
+        const struct tw_lora_run *r = &one[0].c->run[*at];
+        struct wrun u = { (int32_t)r->t0, (int32_t)r->t1, q.tiles, (int32_t)r->r, (int32_t)r->slot,
+            (int32_t)cu_div(r->r, 8) * 8, r->scale, r->db };
+
+        if (r->t1 <= r->t0)
+            continue;
+        for (int m = 0; m < n; m++)
+            u.da[m] = one[m].c->run[*at].da;
+        q.tiles += (int)cu_div(r->t1 - r->t0, TILE);
+        if (u.cols > q.max_cols)
+            q.max_cols = u.cols;
+        q.run[q.n++] = u;
+    }
+    return q;
+}
+
+/* Raises a kernel's limit of shared memory, and launches it. */
+template <class K, class... P> static void launch(struct cu_dev *d, K kernel, dim3 grid, size_t smem,
+        P... p)
+{
+    if (smem > 48 << 10)
+        CU_TRY(d, cudaFuncSetAttribute((const void *)kernel,
+                    cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem));
+    kernel<<<grid, 128, smem, d->stream>>>(p...);
+}
+
+/* Calls with RP, the columns of a slot at most. */
+#define CU_COLS(r, ...)                                                                            \
+    do {                                                                                           \
+        if ((r) <= 8) { constexpr int RP = 8; __VA_ARGS__; }                                       \
+        else if ((r) <= 16) { constexpr int RP = 16; __VA_ARGS__; }                                \
+        else if ((r) <= 32) { constexpr int RP = 32; __VA_ARGS__; }                                \
+        else { constexpr int RP = 64; __VA_ARGS__; }                                               \
+    } while (0)
+
+/* Where the columns of product M begin behind x. */
+static int64_t begins(const struct tw_lora_one *one, int m)
+{
+    return one->c->at + m * one->c->ranks;
+}
+
+static void pack(struct cu_dev *d, const struct tw_lora_one *one, int n)
+{
+    struct besides q = {};
+    int64_t most = 0;
+
+    q.ranks = (int)one[0].c->ranks;
+    for (int m = 0; m < n; m++) {
+        const struct tw_mat *w = one[m].w;
+        const struct tw_lora_ctx *c = one[m].c;
+        struct beside *b = &q.of[m];
+
+        b->w = (bf16 *)w->data;
+        b->ld = cu_ld(w);
+        b->in = w->cols;
+        b->out = w->rows;
+        b->at = (int)begins(one, m);
+        for (int64_t i = 0; i < c->nrun; i++) {
+            const struct tw_lora_run *r = &c->run[i];
+            int k = 0;
+
+            while (k < b->n && b->f[k].slot != r->slot)
+                k++;
+            if (k == b->n && k < SLOTS)
+                b->f[b->n++] = { r->a, r->b, r->scale, (int)r->slot, (int)r->r };
+        }
+        int64_t all = b->out * ((b->at + q.ranks) / 8) + q.ranks * (b->in / 8);
+        if (all > most)
+            most = all;
+    }
+    pack_kernel<<<dim3((unsigned)cu_div(most, 256), (unsigned)n), 256, 0, d->stream>>>(q);
+    CU_DONE(d, "lora pack");
+}
+
+static struct places behind(const struct tw_tensor *x, const struct tw_lora_one *one, int n)
+{
+    struct places h = {};
+
+    for (int m = 0; m < n; m++)
+        h.p[m] = (bf16 *)x->data + x->cols + begins(one, m), h.ld[m] = x->ld;
+    return h;
+}
+
+template <int NM> static void shrink_x(struct cu_dev *d, const struct tw_lora_one *one,
+        const struct tw_tensor *x)
+{
+    struct places w = {}, h = behind(x, one, NM);
+
+    for (int m = 0; m < NM; m++)
+        w.p[m] = (bf16 *)one[m].w->data + one[m].w->rows * cu_ld(one[m].w), w.ld[m] = cu_ld(one[m].w);
+    for (int64_t at = 0; at < one[0].c->nrun;) {
+        struct wruns q = runs_of(one, NM, &at);
+
+        if (q.n)
+            CU_COLS(q.max_cols, launch(d, wide_shrink<RP, NM, true>, dim3((unsigned)q.tiles),
+                    sizeof(wstage<RP * NM, true>) * STAGES, h, (const bf16 *)x->data, x->ld, x->cols,
+                    w, q));
+    }
+    CU_DONE(d, "lora shrink");
+}
+
+static void d_lora_wide(struct tw_dev *dev, struct tw_lora_one *one, int n, const struct tw_tensor *x)
+{
+    struct cu_dev *d = cu(dev);
+
+    pack(d, one, n);
+    if (n == 3)
+        shrink_x<3>(d, one, x);
+    else if (n == 2)
+        shrink_x<2>(d, one, x);
+    else
+        shrink_x<1>(d, one, x);
+    for (int m = 0; m < n; m++)
+        if (one[m].y)
+            cu_linear(d, one[m].y, x, one[m].w, begins(one, m) + one[m].c->ranks, one[m].bias,
+                    one[m].res);
+}
+
+template <int NM, bool BY> static void outer(struct cu_dev *d, const struct tw_tensor *p,
+        const struct places &h, const struct wruns &q)
+{
+    int64_t C = p->cols, chunks = 0;
+    float *part;
+
+    for (int i = 0; i < q.n; i++)
+        chunks += cu_div(q.run[i].t1 - q.run[i].t0, CHUNK);
+    CU_COLS(q.max_cols, {
+        part = (float *)cu_scratch(d, CU_S_PART, (size_t)(chunks * C * RP * NM) * 4);
+        if (!part)
+            return;
+        launch(d, wide_outer<RP, NM>, dim3((unsigned)chunks, (unsigned)cu_div(C, KT)),
+                sizeof(wstage<RP * NM, false>) * STAGES, part, (const bf16 *)p->data, p->ld, C, h, q);
+        wide_join<BY><<<dim3((unsigned)cu_div(C * RP, 256), NM), 256, 0, d->stream>>>(
+                part, C, RP, q);
+    });
+    CU_DONE(d, "lora outer");
+}
+
+/* dh behind dy, and dB, of product M. */
+static void back_dy(struct cu_dev *d, const struct tw_lora_one *one, int m, const struct tw_tensor *x)
+{
+    const struct tw_tensor *dy = one[m].y;
+    const struct tw_mat *w = one[m].w;
+    struct places dh = {}, wb = {}, h = {};
+
+    dh.p[0] = (bf16 *)dy->data + dy->cols, dh.ld[0] = dy->ld;
+    wb.p[0] = (bf16 *)w->data + w->cols + begins(one, m), wb.ld[0] = cu_ld(w);
+    h.p[0] = (bf16 *)x->data + x->cols + begins(one, m), h.ld[0] = x->ld;
+    for (int64_t at = 0; at < one[m].c->nrun;) {
+        struct wruns q = runs_of(one + m, 1, &at);
+
+        if (!q.n)
+            continue;
+        CU_COLS(q.max_cols, launch(d, wide_shrink<RP, 1, false>, dim3((unsigned)q.tiles),
+                    sizeof(wstage<RP, false>) * STAGES, dh, (const bf16 *)dy->data, dy->ld, dy->cols,
+                    wb, q));
+        CU_DONE(d, "lora shrink");
+        outer<1, true>(d, dy, h, q);
+    }
+}
+
+static void d_lora_wide_bwd(struct tw_dev *dev, struct tw_tensor *dx, bool add,
+        struct tw_lora_one *one, int n, const struct tw_tensor *x)
+{
+    struct cu_dev *d = cu(dev);
+    struct places dh = {};
+
+    for (int m = 0; m < n; m++) {
+        back_dy(d, one, m, x);
+        dh.p[m] = (bf16 *)one[m].y->data + one[m].y->cols, dh.ld[m] = one[m].y->ld;
+    }
+    for (int64_t at = 0; at < one[0].c->nrun;) {
+        struct wruns q = runs_of(one, n, &at);
+
+        if (q.n && n == 3)
+            outer<3, false>(d, x, dh, q);
+        else if (q.n && n == 2)
+            outer<2, false>(d, x, dh, q);
+        else if (q.n)
+            outer<1, false>(d, x, dh, q);
+    }
+    for (int m = n - 1; m >= 0; m--) {
+        cu_linear_dx(d, dx, add, one[m].y, one[m].w, one[m].c->ranks);
+        add = true;
+    }
+}
+
+void cu_lora_wide_ops(struct tw_ops *o)
+{
+    o->lora_wide = d_lora_wide;
+    o->lora_wide_bwd = d_lora_wide_bwd;
+}

@@ -1,0 +1,223 @@
+/* tape_linear.c - products with weights and what adapters add to them, forward and back */
+#include "nn/tape_priv.h"
+#include <assert.h>
+
+struct tw_lora_ctx tw_lora_ctx_of(struct tw_tape *t, int64_t module)
+{
+    const struct tw_batch *b = t->b;
+    struct tw_lora_run *run;
+    struct tw_lora_ctx c = { .drop_key = t->drop, .module = (uint32_t)module };
+
+    if (module < 0 || !b->nspan)
+        return c;
+    c.run = run = tw_arena_alloc(t->host, (size_t)b->nspan * sizeof *run);
+    for (int64_t i = 0; i < b->nspan; i++) {
+        const struct tw_adapter *a = b->span[i].a;
+        const struct tw_lora *l = &a->lora[module];
+
+        if (l->r)
+            run[c.nrun++] = (struct tw_lora_run){ .t0 = b->span[i].t0, .t1 = b->span[i].t1,
+                .a = l->a, .b = l->b, .da = l->da, .db = l->db, .r = l->r, .scale = l->scale,
+                .drop = t->drop ? (float)a->dropout : 0, .slot = b->span[i].slot };
+    }
+    return c;
+}
+
+/* The same of W's own module, which may have room for it. */
+static struct tw_lora_ctx lora_ctx(struct tw_tape *t, const struct tw_weight *w)
+{
+    struct tw_lora_ctx c = tw_lora_ctx_of(t, w->module);
+    int64_t n = 0;
+
+    for (int64_t i = 0; i < c.nrun; i++)
+        n += c.run[i].t1 - c.run[i].t0;
+    c.ranks = n == t->b->T && w->w.ext ? t->b->ranks : 0;
+    return c;
+}
+
+/* Whether N products of x can take their adapters in, C being the contexts, which learn where. */
+static bool take_in(struct tw_var *x, struct tw_lora_ctx *c, struct tw_var *const *y, int n)
+{
+    for (int i = 0; i < n; i++) {
+        if (!c[i].ranks || !y[i]->wide || c[i].nrun != c[0].nrun)
+            return false;
+        for (int64_t k = 0; k < c[i].nrun; k++)
+            if (c[i].run[k].r != c[0].run[k].r)
+                return false;
+    }
+    if (x->used + n * c[0].ranks > x->room)
+        return false;
+    for (int i = 0; i < n; i++)
+        c[i].at = x->used;
+    x->used += n * c[0].ranks;
+    return true;
+}
+
+/* y + res share one gradient: when nothing has written res's yet, y's becomes it. */
+void tw_residual_back(struct tw_tape *t, struct tw_var *y, struct tw_var *res)
+{
+    bool fits = !res->wide || y->wide, add;
+    struct tw_tensor *g;
+
+    if (!res->wrote && fits && (!res->g.data || res->g.data == y->g.data)) {
+        res->g = y->g;
+        res->wrote = true;
+        return;
+    }
+    g = tw_var_grad(t, res, &add);
+    if (!add)
+        t->ops->zero(t->dev, g->data, (size_t)(g->rows * g->ld) * tw_dtype_size(g->dtype));
+    t->ops->add(t->dev, g, &y->g);
+}
+
+static void linear_back(struct tw_tape *t, struct tw_op *op)
+{
+    struct tw_weight *w = op->w;
+    struct tw_lora_ctx c = lora_ctx(t, w);
+    struct tw_tensor *dx, *dy = &op->y->g, scratch;
+    size_t top;
+    bool add;
+
+    if (w->dw.data)
+        t->ops->linear_dw(t->dev, &w->dw, w->bias ? w->bias->dw.data : NULL, dy, &op->x->v);
+    dx = tw_var_grad(t, op->x, &add);
+    top = t->st->top;
+    if (op->wide) {
+        struct tw_lora_one one = { .y = dy, .w = &w->w, .c = &c };
+
+        c.at = op->at;
+        t->ops->lora_wide_bwd(t->dev, dx, add, &one, 1, &op->x->v);
+        if (op->x2)
+            tw_residual_back(t, op->y, op->x2);
+        return;
+    }
+    if (c.nrun)
+        scratch = tw_stack_tensor(t->st, TW_F32, t->b->T, t->b->max_r);
+    if (c.nrun && t->ops->lora_linear_bwd) {
+        t->ops->lora_linear_bwd(t->dev, dx, add, &scratch, dy, &op->x->v, &op->h, &w->w, &c);
+    } else {
+        t->ops->linear_dx(t->dev, dx, add, dy, &w->w);
+        if (c.nrun)
+            t->ops->lora_bwd(t->dev, dx, &scratch, dy, &op->x->v, &op->h, &c);
+    }
+    t->st->top = top;
+    if (op->x2)
+        tw_residual_back(t, op->y, op->x2);
+}
+
+struct tw_var *tw_t_linear(struct tw_tape *t, struct tw_var *x, struct tw_weight *w,
+        struct tw_var *res, struct tw_var *out)
+{
+    struct tw_lora_ctx c = lora_ctx(t, w);
+    struct tw_var *y = out ? out : tw_var_wide(t, x->v.rows, w->w.rows);
+    const struct tw_tensor *add = res ? &res->v : NULL;
+    const float *bias = w->bias ? w->bias->w.data : NULL;
+    struct tw_tensor h = { 0 };
+    struct tw_op *op;
+    bool known = y == t->known;     /* its own value is there, but LoRA's hidden is not */
+    bool wide = take_in(x, &c, &y, 1);
+
+    if (wide) {
+        struct tw_lora_one one = { .y = known ? NULL : &y->v, .w = &w->w, .bias = bias, .res = add,
+            .c = &c };
+
+        t->ops->lora_wide(t->dev, &one, 1, &x->v);
+        c.nrun = 0;
+        known = true;
+    }
+    if (c.nrun)
+        h = tw_stack_tensor(t->st, TW_F32, t->b->T, t->b->max_r);
+    if (c.nrun && t->ops->lora_linear)
+        t->ops->lora_linear(t->dev, &y->v, &h, &x->v, &w->w, bias, add, &c);
+    else if (!known || c.nrun)
+        t->ops->linear(t->dev, &y->v, &x->v, &w->w, bias, add);
+    if (c.nrun && !t->ops->lora_linear)
+        t->ops->lora(t->dev, &y->v, &h, &x->v, &c);
+    op = tw_note(t, linear_back, y, x);
+    if (op) {
+        op->w = w;
+        op->h = h;
+        op->x2 = res;
+        op->wide = wide;
+        op->at = c.at;
+    }
+    return y;
+}
+
+/* Back through several products of one input. */
+static void group_back(struct tw_tape *t, struct tw_op *op)
+{
+    struct tw_lora_one one[TW_GROUP];
+    struct tw_lora_ctx c[TW_GROUP];
+    struct tw_tensor *dx, scratch[TW_GROUP];
+    size_t top;
+    bool add;
+    int n = (int)op->n;
+
+    for (int i = 0; i < n; i++)
+        if (op->group[i].w->dw.data)
+            t->ops->linear_dw(t->dev, &op->group[i].w->dw, op->group[i].w->bias ?
+                    op->group[i].w->bias->dw.data : NULL, &op->group[i].y->g, &op->x->v);
+    dx = tw_var_grad(t, op->x, &add);
+    top = t->st->top;
+    for (int i = 0; i < n; i++) {
+        struct tw_group *g = &op->group[i];
+
+        c[i] = lora_ctx(t, g->w);
+        c[i].at = op->at;
+        if (!op->wide)
+            scratch[i] = tw_stack_tensor(t->st, TW_F32, t->b->T, t->b->max_r);
+        one[i] = (struct tw_lora_one){ .y = &g->y->g, .h = &g->h, .scratch = &scratch[i],
+            .w = &g->w->w, .c = &c[i] };
+    }
+    (op->wide ? t->ops->lora_wide_bwd : t->ops->lora_group_bwd)(t->dev, dx, add, one, n, &op->x->v);
+    t->st->top = top;
+}
+
+/* Whether all of them have an adapter in this batch, and the device takes them at once. */
+static bool grouped(struct tw_tape *t, struct tw_weight *const *w, int n)
+{
+    bool all = t->ops->lora_group;
+
+    for (int i = 0; all && i < n; i++)
+        all = tw_lora_ctx_of(t, w[i]->module).nrun > 0;
+    return all;
+}
+
+void tw_t_linears(struct tw_tape *t, struct tw_var *x, struct tw_weight *const *w, int n,
+        struct tw_var **y)
+{
+    struct tw_group *g;
+    struct tw_lora_one one[TW_GROUP];
+    struct tw_lora_ctx c[TW_GROUP];
+    struct tw_op *op;
+    bool wide;
+
+    assert(n <= TW_GROUP);
+    if (!grouped(t, w, n)) {
+        for (int i = 0; i < n; i++)
+            y[i] = tw_t_linear(t, x, w[i], NULL, NULL);
+        return;
+    }
+    g = tw_arena_alloc(t->host, (size_t)n * sizeof *g);
+    for (int i = 0; i < n; i++) {
+        c[i] = lora_ctx(t, w[i]);
+        y[i] = tw_var_wide(t, x->v.rows, w[i]->w.rows);
+    }
+    wide = take_in(x, c, y, n);
+    for (int i = 0; i < n; i++) {
+        g[i] = (struct tw_group){ .y = y[i], .w = w[i] };
+        if (!wide)
+            g[i].h = tw_stack_tensor(t->st, TW_F32, t->b->T, t->b->max_r);
+        one[i] = (struct tw_lora_one){ .y = &y[i]->v, .h = &g[i].h, .w = &w[i]->w,
+            .bias = w[i]->bias ? w[i]->bias->w.data : NULL, .c = &c[i] };
+    }
+    (wide ? t->ops->lora_wide : t->ops->lora_group)(t->dev, one, n, &x->v);
+    op = tw_note(t, group_back, y[0], x);
+    if (op) {
+        op->group = g;
+        op->n = n;
+        op->wide = wide;
+        op->at = c[0].at;
+    }
+}

@@ -1,0 +1,141 @@
+/* cuda_wide.c - LoRA inside the base products (lora_wide) of the GPU against the CPU's LoRA beside
+ * them. Skipped where there is no GPU. */
+#include <stdlib.h>
+#include "base/mem.h"
+#include "help_cuda.h"
+#include "test.h"
+
+#define MODULES 3
+#define ADAPTERS 2
+
+/* Two adapters, of rank r[0] and r[1] (0: there is one), take turns in runs of the batch's tokens; N
+ * products read x from column AT of its room on. */
+struct wide_case {
+    int64_t T, in, out[MODULES], r[ADAPTERS], at;
+    int n;
+    bool res, bias;
+};
+
+struct parts {
+    struct both y, dy, w, bias, h, s, a[ADAPTERS], b[ADAPTERS], da[ADAPTERS], db[ADAPTERS];
+    struct tw_lora_run rc[3], rg[3];
+    struct tw_lora_ctx cc, cg;
+};
+
+static int64_t cols_of(int64_t r)
+{
+    return (r + 7) / 8 * 8;
+}
+
+static void make_part(struct parts *p, const struct wide_case *q, int m, int64_t ext)
+{
+    int64_t max_r = q->r[0] > q->r[1] ? q->r[0] : q->r[1], runs = q->r[1] ? 3 : 1;
+
+    p->y = tensor(q->T, q->out[m], 0, true, 1), p->dy = tensor(q->T, q->out[m], ext, false, 1);
+    p->w = roomy_matrix(q->out[m], q->in, ext, act), p->bias = vector(q->out[m], false);
+    act = TW_F32;
+    p->h = tensor(q->T, max_r, 0, true, 1), p->s = tensor(q->T, max_r, 0, true, 1);
+    act = TW_BF16;
+    for (int i = 0; i < ADAPTERS; i++) {
+        p->a[i] = vector(q->r[i] * q->in, false), p->b[i] = vector(q->out[m] * q->r[i], false);
+        p->da[i] = vector(q->r[i] * q->in, false), p->db[i] = vector(q->out[m] * q->r[i], false);
+    }
+    for (int i = 0; i < runs; i++) {
+        int k = i % 2;
+
+        p->rc[i] = (struct tw_lora_run){ q->T * i / runs, q->T * (i + 1) / runs, p->a[k].c.data,
+            p->b[k].c.data, p->da[k].c.data, p->db[k].c.data, q->r[k], 0.5f, 0,
+            k ? cols_of(q->r[0]) : 0 };
+        p->rg[i] = p->rc[i];
+        p->rg[i].a = p->a[k].g.data, p->rg[i].b = p->b[k].g.data;
+        p->rg[i].da = p->da[k].g.data, p->rg[i].db = p->db[k].g.data;
+    }
+    p->cc = (struct tw_lora_ctx){ .run = p->rc, .nrun = runs };
+    p->cg = (struct tw_lora_ctx){ .run = p->rg, .nrun = runs, .at = q->at,
+        .ranks = cols_of(q->r[0]) + cols_of(q->r[1]) };
+}
+
+static void check_part(struct parts *p)
+{
+    for (int i = 0; i < ADAPTERS; i++) {
+        if (p->a[i].n)
+            same(&p->da[i], "lora_wide da"), same(&p->db[i], "lora_wide db");
+        done(&p->a[i]), done(&p->b[i]), done(&p->da[i]), done(&p->db[i]);
+    }
+    done(&p->y), done(&p->dy), done(&p->w), done(&p->bias), done(&p->h), done(&p->s);
+}
+
+static void run_case(const struct wide_case *q)
+{
+    int64_t ranks = cols_of(q->r[0]) + cols_of(q->r[1]), ext = (q->at + q->n * ranks + 63) / 64 * 64;
+    struct both x = tensor(q->T, q->in, ext, false, 1), dx = tensor(q->T, q->in, 0, false, 1);
+    struct both res = tensor(q->T, q->out[0], 0, false, 1);
+    struct parts *p = tw_xcalloc((size_t)q->n, sizeof *p);
+    struct tw_lora_one one[MODULES];
+
+    for (int m = 0; m < q->n; m++) {
+        make_part(&p[m], q, m, ext);
+        one[m] = (struct tw_lora_one){ .y = &p[m].y.g, .w = &p[m].w.mg, .c = &p[m].cg,
+            .bias = q->bias ? p[m].bias.g.data : NULL, .res = q->res ? &res.g : NULL };
+        C(linear, &p[m].y.c, &x.c, &p[m].w.mc, q->bias ? p[m].bias.c.data : NULL,
+                q->res ? &res.c : NULL);
+        C(lora, &p[m].y.c, &p[m].h.c, &x.c, &p[m].cc);
+    }
+    G(lora_wide, one, q->n, &x.g);
+    for (int m = 0; m < q->n; m++)
+        same(&p[m].y, "lora_wide");
+    one[0].y = NULL;            /* once more, h alone */
+    G(lora_wide, one, 1, &x.g);
+    for (int add = 1; add >= 0; add--) {
+        for (int m = q->n - 1; m >= 0; m--) {
+            one[m].y = &p[m].dy.g;
+            C(linear_dx, &dx.c, add || m < q->n - 1, &p[m].dy.c, &p[m].w.mc);
+            C(lora_bwd, &dx.c, &p[m].s.c, &p[m].dy.c, &x.c, &p[m].h.c, &p[m].cc);
+        }
+        G(lora_wide_bwd, &dx.g, add, one, q->n, &x.g);
+        same(&dx, "lora_wide dx");
+    }
+    for (int m = 0; m < q->n; m++)
+        check_part(&p[m]);
+    free(p);
+    done(&x), done(&dx), done(&res);
+}
+
+static void wide(void)
+{
+    static const struct wide_case cases[] = {
+        { 300, 128, { 256 }, { 16 }, 0, 1, true, false },
+        { 2100, 64, { 72 }, { 8 }, 8, 1, false, true },
+        { 700, 136, { 256, 128, 72 }, { 16 }, 0, 3, false, true },
+        { 1500, 128, { 192, 192 }, { 16, 4 }, 16, 2, false, false },
+        { 900, 256, { 64, 8, 128 }, { 32, 12 }, 0, 3, false, false },
+        { 333, 192, { 320 }, { 64, 33 }, 0, 1, true, true },
+        { 5, 64, { 64, 64, 64 }, { 4 }, 0, 3, false, false },
+    };
+
+    EACH(cases)
+        run_case(&cases[i]);
+    healthy();
+}
+
+/* Rows between which there is room come back as they went, whatever they were made of. */
+static void rows_with_room(void)
+{
+    struct both w = roomy_matrix(200, 72, 64, TW_BF16), f = roomy_matrix(64, 40, 8, TW_F32);
+
+    same_mat(&w, "rows with room"), same_mat(&f, "rows with room");
+    done(&w), done(&f);
+    healthy();
+}
+
+int main(void)
+{
+    if (!help_cuda_open())
+        return 0;
+    act = TW_BF16;
+    RUN(rows_with_room);
+    if (tw_ops(gpu)->lora_wide)
+        RUN(wide);
+    help_cuda_close();
+    return test_end();
+}
