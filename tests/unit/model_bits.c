@@ -8,7 +8,8 @@
 #define NSEQ 6
 static const int64_t len[NSEQ] = { 40, 1, 33, 7, 64, 18 };
 static const char *const dirs[] = { "tests/data/models/llama", "tests/data/models/qwen2",
-    "tests/data/models/qwen3", "tests/data/models/qwen2-window" };
+    "tests/data/models/qwen3", "tests/data/models/qwen2-window",
+    "tests/data/models/qwen2_moe", "tests/data/models/qwen3_moe", "tests/data/models/glm4_moe" };
 #define VMAX 50000
 static int64_t V;                       /* of the model last opened */
 

@@ -42,6 +42,19 @@ struct ref_mla {
 void ref_mla(double *o, double *lse, const struct ref_mla *a);
 void ref_mla_bwd(double *dq, double *dkv, double *dpe, const float *dout, const struct ref_mla *a);
 
+/* Routers (nn/moe_ops.h). prob [T, E]; choice, weight [T, K]. The backward is by differences; dprob
+ * [E] (or NULL) is one of all tokens' shares. */
+struct ref_moe {
+    int64_t T, E, K, groups, topk_groups;
+    enum tw_route_kind kind;
+    bool norm;
+    double scale;
+};
+void ref_route(double *prob, int32_t *choice, double *weight, const float *logits,
+        const float *bias, const int32_t *given, const struct ref_moe *m);
+void ref_route_bwd(double *dlogits, const float *dweight, const double *dprob, const float *logits,
+        const int32_t *choice, const struct ref_moe *m);
+
 double ref_act(double x, enum tw_act act);
 double ref_dact(double x, enum tw_act act);
 
