@@ -34,7 +34,7 @@ static void add(struct tw_afile **f, int64_t *n, char *path, const struct tw_par
 {
     *f = tw_xreallocarray(*f, (size_t)*n + 1, sizeof **f);
     (*f)[(*n)++] = (struct tw_afile){ tw_xasprintf("base_model.model.%s.lora_%c.weight", path,
-            is_b ? 'B' : 'A'), p, at, rows, cols, turn };
+            is_b ? 'B' : 'A'), p, at, rows, cols, turn, NULL };
     free(path);
 }
 
@@ -58,6 +58,8 @@ struct tw_afile *tw_adapter_files(const struct tw_adapter *a, int64_t *n)
                         b ? E : 0);
             else if (mod->form != TW_MOD_EACH)
                 add(&f, n, tw_xstrdup(mod->path), p, b, 0, rows, cols, 0);
+            if (b && mod->form == TW_MOD_LINEAR)
+                f[*n - 1].order = tw_stored_order(a->m, mod->w);
         }
     }
     return f;
@@ -79,16 +81,32 @@ int64_t tw_adapter_tensors(const struct tw_adapter *a)
     return n;
 }
 
+/* Rows of V, of which FROM is a copy, from the order of the device to that of files, or back. */
+static void order_rows(const struct tw_afile *f, float *v, const float *from, bool to_file)
+{
+    int64_t at = 0, c = f->cols;
+
+    for (int64_t i = 0; i < f->order->npiece; i++) {
+        const struct tw_piece *p = &f->order->piece[i];
+
+        memcpy(v + (to_file ? at : p->row) * c, from + (to_file ? p->row : at) * c,
+                (size_t)(p->n * c) * sizeof *v);
+        at += p->n;
+    }
+}
+
 void tw_afile_turn(const struct tw_afile *f, float *v, bool to_file)
 {
     int64_t E = f->turn, r, n = f->rows * f->cols;
     float *from;
 
-    if (!E)
+    if (!E && !f->order)
         return;
-    r = f->cols / E;
     from = tw_xreallocarray(NULL, (size_t)n, sizeof *from);
     memcpy(from, v, (size_t)n * sizeof *from);
+    if (f->order)
+        order_rows(f, v, from, to_file);
+    r = E ? f->cols / E : 0;
     for (int64_t e = 0; e < E; e++)
         for (int64_t o = 0; o < f->rows; o++)
             for (int64_t k = 0; k < r; k++) {

@@ -109,6 +109,8 @@ int tw_model_init_random(struct tw_model *m, struct tw_err *err);
 void tw_model_stored(struct tw_model *m, struct tw_weights *file);
 struct tw_stored *tw_stored_add(struct tw_model *m, char *name, int ndim, const int64_t *dim);
 void tw_stored_rows(struct tw_stored *s, struct tw_weight *w, int64_t row, int64_t n);
+/* The tensor whose rows are all those of W and no others, in another order; NULL: there is none. */
+const struct tw_stored *tw_stored_order(const struct tw_model *m, const struct tw_weight *w);
 /* The length of a row of P in elements. */
 int64_t tw_piece_cols(const struct tw_piece *p);
 /* Rows [row, row + n) of a weight as F32 on the host, from the master; rows as in tw_piece. */
@@ -152,6 +154,7 @@ struct tw_afile {
     const struct tw_param *p;
     int64_t at, rows, cols;     /* from element AT of p on */
     int64_t turn;               /* experts; 0: as it lies on the device */
+    const struct tw_stored *order;      /* of B's rows in files; NULL: as on the device */
 };
 struct tw_afile *tw_adapter_files(const struct tw_adapter *a, int64_t *n);
 void tw_adapter_files_free(struct tw_afile *f, int64_t n);

@@ -31,6 +31,22 @@ int64_t tw_piece_cols(const struct tw_piece *p)
     return p->w->matrix ? p->w->w.cols : 1;
 }
 
+const struct tw_stored *tw_stored_order(const struct tw_model *m, const struct tw_weight *w)
+{
+    for (int64_t i = 0; i < m->nstored; i++) {
+        const struct tw_stored *s = &m->stored[i];
+        int64_t n = 0;
+
+        if (s->npiece < 2 || s->piece[0].w != w)
+            continue;
+        for (int64_t k = 0; k < s->npiece; k++)
+            n += s->piece[k].w == w ? s->piece[k].n : 0;
+        if (n == tw_mat_count(&w->w) * w->w.rows)
+            return s;
+    }
+    return NULL;
+}
+
 /* A tensor of the weight's own name and shape. */
 static void add_same(struct tw_model *m, struct tw_weight *w)
 {

@@ -4,12 +4,14 @@
 #include "test.h"
 #include "base/rng.h"
 #include "nn/model.h"
+#include <math.h>
 
 #define NSEQ 6
 static const int64_t len[NSEQ] = { 40, 1, 33, 7, 64, 18 };
 static const char *const dirs[] = { "tests/data/models/llama", "tests/data/models/qwen2",
     "tests/data/models/qwen3", "tests/data/models/qwen2-window",
-    "tests/data/models/qwen2_moe", "tests/data/models/qwen3_moe", "tests/data/models/glm4_moe" };
+    "tests/data/models/qwen2_moe", "tests/data/models/qwen3_moe", "tests/data/models/glm4_moe",
+    "tests/data/models/glm4", "tests/data/models/gemma3_text", "tests/data/models/deepseek_v2" };
 #define VMAX 50000
 static int64_t V;                       /* of the model last opened */
 
@@ -17,6 +19,7 @@ static int32_t tok[NSEQ][64];
 static struct tw_dev *dev;
 static enum tw_dtype dtype;
 static const char *dir;
+static bool latents;                    /* the model's decode is another sum than its prefill */
 
 static void make_tokens(void)
 {
@@ -35,8 +38,26 @@ static struct tw_model *open_model(bool train)
         printf("# %s: %s\n", err.place, err.msg);
     CHECK(m);
     V = m ? tw_model_info(m)->V : 0;
+    latents = m && !strncmp(tw_model_info(m)->family, "deepseek", 8);
     CHECK(V <= VMAX);
     return m;
+}
+
+/* What a decode gave and what is wanted: the same bits, or of latents nearly. */
+static bool agree(const float *got, const float *want, int64_t n)
+{
+    double worst = 0, most = 0, tol = dtype == TW_F32 ? 1e-5 : 1e-1;
+
+    if (!latents)
+        return !memcmp(got, want, (size_t)n * sizeof *got);
+    for (int64_t i = 0; i < n; i++) {
+        double e = fabs((double)got[i] - (double)want[i]);
+
+        worst = e <= worst ? worst : isnan(e) ? INFINITY : e;
+        most = fmax(most, fabs((double)want[i]));
+    }
+    if (!(worst <= tol * most)) printf("# worst %g of %g\n", worst, most);
+    return worst <= tol * most;
 }
 
 static struct tw_seq seq_of(int64_t s, struct tw_adapter *a)
@@ -314,6 +335,7 @@ static bool decode_in(struct tw_model *m, int s, int64_t step, const float *want
     struct tw_state *st = tw_state_new(m, &err), *by = tw_state_new(m, &err);
     float *z = tw_xcalloc(64 * VMAX, sizeof *z);
     int64_t rows[64];
+    float got[64] = { 0 };
     bool same = true;
 
     for (int64_t at = 0; at < len[s]; at += step) {
@@ -325,9 +347,10 @@ static bool decode_in(struct tw_model *m, int s, int64_t step, const float *want
             rows[i] = side + i;
         same &= !tw_model_decode(m, seq, 2, rows, n, z, &err);
         for (int64_t i = 0; i < n && at + i + 1 < len[s]; i++)
-            same &= tw_ops(dev)->pick(dev, z + i * V, V, s == 2 ? 0.7f : 1, tok[s][at + i + 1]) ==
-                    want[at + i];
+            got[at + i] = tw_ops(dev)->pick(dev, z + i * V, V, s == 2 ? 0.7f : 1,
+                    tok[s][at + i + 1]);
     }
+    same &= agree(got, want, len[s] - 1);
     same &= tw_state_len(st) == len[s];
     tw_state_free(st);
     tw_state_free(by);
@@ -376,17 +399,17 @@ static void fork_and_truncate(void)
     step(m, f, tok[0], 10, other);
     CHECK(memcmp(want, other, sizeof want));
     step(m, h, tok[4] + 40, 10, z);
-    CHECK(!memcmp(want, z, sizeof want));
+    CHECK(agree(z, want, V));
     CHECK(tw_state_truncate(f, 40, &err) == 0 && tw_state_len(f) == 40);
     step(m, f, tok[4] + 40, 10, z);
-    CHECK(!memcmp(want, z, sizeof want));
+    CHECK(agree(z, want, V));
     tw_state_free(s);
     CHECK(tw_state_truncate(h, 20, &err) == 0);
     step(m, h, tok[4] + 20, 30, z);
-    CHECK(!memcmp(want, z, sizeof want));
+    CHECK(agree(z, want, V));
     fresh = tw_state_new(m, &err);
     step(m, fresh, tok[4], 50, z);
-    CHECK(!memcmp(want, z, sizeof want));
+    CHECK(agree(z, want, V));
     CHECK(tw_state_truncate(h, 51, &err) == -1);
     CHECK(tw_state_bytes(m, 33) == 2 * tw_state_bytes(m, 32) && tw_state_bytes(m, 32) > 0);
     tw_state_free(f);
