@@ -102,6 +102,15 @@ X
 	is rewards/rejected "$(x ".2 * ($3 + $4 - ($7 + $8)) / 2")"
 	is rewards/margins "$(x ".2 * ($1 + $2 - ($5 + $6) - ($3 + $4 - ($7 + $8))) / 2")"
 	is rewards/accuracies "$(x "(($1 - ($5) > $3 - ($7)) + ($2 - ($6) > $4 - ($8))) / 2")"
+	# an evaluation says the same of its pairs, here in passes of one
+	tw-train -q -m "$M" --lora r=4 --lr 1e-15 --loss dpo,beta=0.2 --ref "$M/adapter" --batch 2 --micro-tokens 16 \
+	    --eval pairs -o still pairs
+	for k in logps/chosen logps/ref_rejected rewards/chosen rewards/margins rewards/accuracies; do
+	    grep "\"event\":\"eval\"" still/metrics.jsonl | sed "s|.*\"$k\":\([^,}]*\).*|\1|"
+	done >evaled
+	for k in logps/chosen logps/ref_rejected rewards/chosen rewards/margins rewards/accuracies; do
+	    grep "\"event\":\"step\"" run/metrics.jsonl | sed "s|.*\"$k\":\([^,}]*\).*|\1|"
+	done | paste - evaled | awk "{ d = \$1 - \$2; if (d * d > 1e-10) { print; bad = 1 } } END { exit bad || NR != 5 }"
 	is loss "$(x "(log(1 + exp(-.2 * ($1 - ($5) - ($3) + $7))) + log(1 + exp(-.2 * ($2 - ($6) - ($4) + $8)))) / 2")"
 '
 test_case 'rewards that are none are named' '

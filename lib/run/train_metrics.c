@@ -103,42 +103,40 @@ static double trained_sum(const struct tw_engine_sample *s, const float *x)
     return sum;
 }
 
-int64_t tw_step_right(const struct tw_step_batch *b)
+void tw_step_pairs(struct tw_step_pairs *p, const struct tw_step_batch *b)
 {
-    int64_t right = 0;
-
     for (int64_t i = 0; i + 1 < b->n; i += 2) {
-        const struct tw_engine_sample *c = &b->s[i], *r = &b->s[i + 1];
+        double gain[2];
 
-        right += trained_sum(c, c->logp) - trained_sum(c, c->ref)
-                > trained_sum(r, r->logp) - trained_sum(r, r->ref);
+        for (int k = 0; k < 2; k++) {
+            const struct tw_engine_sample *s = &b->s[i + k];
+            double logp = trained_sum(s, s->logp), ref = trained_sum(s, s->ref);
+
+            p->logp[k] += logp;
+            p->ref[k] += ref;
+            gain[k] = logp - ref;
+        }
+        p->n++;
+        p->right += gain[0] > gain[1];
     }
-    return right;
 }
 
 /* Twinkle's keys: a reward is beta times the gain over the reference. */
-static void put_pairs(struct tw_jw *w, const struct tw_step_line *l)
+static void put_pairs(struct tw_jw *w, const struct tw_loss *l, const struct tw_step_pairs *p)
 {
-    double logp[2] = { 0 }, ref[2] = { 0 }, n = (double)l->b->pairs;
+    const double *logp = p->logp, *ref = p->ref;
+    double n = (double)p->n;
 
-    for (int64_t i = 0; i + 1 < l->b->n; i += 2) {
-        const struct tw_engine_sample *s = &l->b->s[i];
-
-        for (int k = 0; k < 2; k++) {
-            logp[k] += trained_sum(&s[k], s[k].logp);
-            ref[k] += trained_sum(&s[k], s[k].ref);
-        }
-    }
     put_num(w, "logps/chosen", logp[0] / n);
     put_num(w, "logps/rejected", logp[1] / n);
-    if (l->l->reference) {
+    if (l->reference) {
         put_num(w, "logps/ref_chosen", ref[0] / n);
         put_num(w, "logps/ref_rejected", ref[1] / n);
-        put_num(w, "rewards/chosen", l->l->beta * (logp[0] - ref[0]) / n);
-        put_num(w, "rewards/rejected", l->l->beta * (logp[1] - ref[1]) / n);
-        put_num(w, "rewards/margins", l->l->beta * (logp[0] - ref[0] - logp[1] + ref[1]) / n);
+        put_num(w, "rewards/chosen", l->beta * (logp[0] - ref[0]) / n);
+        put_num(w, "rewards/rejected", l->beta * (logp[1] - ref[1]) / n);
+        put_num(w, "rewards/margins", l->beta * (logp[0] - ref[0] - logp[1] + ref[1]) / n);
     }
-    put_num(w, "rewards/accuracies", (double)tw_step_right(l->b) / n);
+    put_num(w, "rewards/accuracies", (double)p->right / n);
 }
 
 /* What the command of --loss-exec says. */
@@ -177,8 +175,12 @@ void tw_step_put(struct tw_jw *w, void *arg)
     tw_jw_int(w, (int64_t)l->memory);
     if (l->l->policy)
         put_policy(w, l);
-    if (l->l->pairs)
-        put_pairs(w, l);
+    if (l->l->pairs) {
+        struct tw_step_pairs p = { 0 };
+
+        tw_step_pairs(&p, l->b);
+        put_pairs(w, l->l, &p);
+    }
     if (l->own)
         put_own(w, l->own);
 }
@@ -200,8 +202,7 @@ void tw_step_put_eval(struct tw_jw *w, void *arg)
     tw_jw_key(w, "loss");
     tw_jw_num(w, l->loss);
     if (l->l->pairs) {
-        tw_jw_key(w, "rewards/accuracies");
-        tw_jw_num(w, l->right);
+        put_pairs(w, l->l, l->pairs);
     } else {
         tw_jw_key(w, "perplexity");
         tw_jw_num(w, exp(l->loss));

@@ -155,21 +155,27 @@ void tw_step_scales(const struct tw_trainer *t, struct tw_step_batch *b, enum tw
 int tw_step_reference(struct tw_trainer *t, struct tw_step_batch *b, struct tw_err *err);
 
 /* train_metrics.c: what a line of metrics says of a step. */
+/* Sums over preference pairs, [0] of the chosen, [1] of the rejected; right: how many pairs prefer the
+ * chosen one, by its gain over the reference where there is one. pairs() adds those of a batch. */
+struct tw_step_pairs {
+    double logp[2], ref[2];
+    int64_t n, right;
+};
+void tw_step_pairs(struct tw_step_pairs *p, const struct tw_step_batch *b);
 struct tw_step_line {
-    double loss, lr, norm, rate, right, mfu;
+    double loss, lr, norm, rate, mfu;
     size_t memory;
     double wait, busy, publish;         /* seconds: for records, all else since the last step, for the
                                          * weights that the sampler got before this step */
     int64_t tokens;
     const struct tw_loss *l;
     const struct tw_step_batch *b;      /* of a step whose loss has more to say */
+    const struct tw_step_pairs *pairs;  /* of an evaluation */
     const struct tw_json *own;          /* of --loss-exec, or NULL */
 };
 void tw_step_put(struct tw_jw *w, void *line);          /* for tw_run_event() */
 void tw_step_put_eval(struct tw_jw *w, void *line);
 void tw_step_progress(struct tw_trainer *t, const struct tw_step_line *l);
-/* How many pairs prefer the chosen one: by its gain over the reference, where there is one. */
-int64_t tw_step_right(const struct tw_step_batch *b);
 
 /* train_ref.c: --ref. find: which folders; count: on the counting device; open: for use. */
 int tw_ref_find(struct tw_trainer *t, struct tw_err *err);

@@ -154,8 +154,9 @@ static int eval_batch(struct tw_trainer *t, struct tw_step_batch *b, struct tw_e
 
 int tw_train_eval(struct tw_trainer *t, struct tw_err *err)
 {
-    struct tw_step_line line = { .l = &t->loss };
-    int64_t n = tw_data_count(t->eval), units = 0, right = 0;
+    struct tw_step_pairs pairs = { 0 };
+    struct tw_step_line line = { .l = &t->loss, .pairs = &pairs };
+    int64_t n = tw_data_count(t->eval), units = 0;
     double sum = 0;
 
     for (int64_t at = 0; at < n;) {
@@ -174,11 +175,11 @@ int tw_train_eval(struct tw_trainer *t, struct tw_err *err)
         for (int64_t i = 0; i < b.n; i++)
             sum += b.s[i].sum;
         units += t->loss.pairs ? b.pairs : b.supervised;
-        right += t->loss.pairs ? tw_step_right(&b) : 0;
+        if (t->loss.pairs)
+            tw_step_pairs(&pairs, &b);
         line.tokens += b.tokens;
     }
     line.loss = sum / (double)units;
-    line.right = (double)right / (double)units;
     t->evaled = t->step;
     if (isfinite(line.loss) && (t->best_step < 0 || line.loss < t->best)) {
         t->best = line.loss;
