@@ -184,6 +184,22 @@ test_case 'a shard of another tokenizer is refused; no shard to a full disk' '
 	test_text err "another tokenizer"
 	test_exit 1 tw-encode -m "$M" --format jsonl "$TMP/chat" >/dev/full
 '
+test_case 'a run that is ended leaves no file, and the old one as it was' '
+	mkdir d
+	echo old >d/out.tws
+	mkfifo pipe
+	for s in INT TERM HUP KILL; do
+	    # a background job of sh has INT ignored: env sets it back
+	    env --default-signal=INT tw-encode -m "$M" -q -o d/out.tws pipe &
+	    exec 3>pipe
+	    cat "$TMP/chat" >&3
+	    kill -$s $!
+	    ! wait $!
+	    exec 3>&-
+	    test_equal "$(ls -A d)" out.tws
+	    test_equal "$(cat d/out.tws)" old
+	done
+'
 test_case 'the same bytes with any number of threads, from a file or a pipe' '
 	for i in 1 2 3 4 5 6 7 8 9 10; do cat "$TMP/chat" "$TMP/text"; done >in
 	tw-encode -m "$M" --threads 1 --format jsonl in >a

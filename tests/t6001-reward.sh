@@ -72,6 +72,9 @@ test_case 'an unscored reward is null, in no mean and no divisor' '
 	    test_equal "$(adv <out | cut -c 1-12)" "0.7071067711"
 	sed -n 2p out | grep -q "\"rewards\":{\"exec\":null},\"reward\":null,\"advantage\":null}"
 	test_text err "unscored: exec: the command answered null: 1 (first in.jsonl:2)"
+	test_text err "tw-reward: mean reward 0.5 of 2 scored"
+	tw-reward -q --exec "$ECHO" in.jsonl >out 2>err
+	test ! -s err
 	group 2 1 null >in.jsonl
 	test_equal "$(tw-reward -q --exec "$ECHO" --advantage rloo in.jsonl | adv)" "0.0 null "
 '

@@ -26,6 +26,36 @@ static bool stays(const char *path)
     return !stat(path, &st) && !S_ISREG(st.st_mode);
 }
 
+/* The folder that PATH is in; the caller frees. */
+static char *parent(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+
+    if (!slash)
+        return tw_xstrdup(".");
+    return slash == path ? tw_xstrdup("/") : tw_xstrndup(path, (size_t)(slash - path));
+}
+
+/* A file without a name in the folder of PATH; whatever ends the process, nothing of it is left. It gets
+ * its name through /proc. -1 where the file system has none such. */
+static int open_unnamed(const char *path)
+{
+    char *dir = parent(path);
+    int fd = access("/proc/self/fd", X_OK) ? -1 : open(dir, O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666);
+
+    free(dir);
+    return fd;
+}
+
+static int give_name(struct tw_out *o)
+{
+    char fd[64];
+
+    snprintf(fd, sizeof(fd), "/proc/self/fd/%d", fileno(o->fp));
+    unlink(o->tmp);                     /* of a process with our number that was killed */
+    return linkat(AT_FDCWD, fd, AT_FDCWD, o->tmp, AT_SYMLINK_FOLLOW);
+}
+
 int tw_out_open(struct tw_out *o, const char *path, struct tw_err *err)
 {
     const char *name = strrchr(path, '/');
@@ -45,8 +75,10 @@ int tw_out_open(struct tw_out *o, const char *path, struct tw_err *err)
     o->path = tw_xstrdup(path);
     if (!direct)
         o->tmp = tw_xasprintf("%.*s.%s.tmp-%ld", (int)(name - path), path, name, (long)getpid());
-    fd = direct ? open(path, O_WRONLY | O_APPEND | O_CLOEXEC) :
-            open(o->tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    fd = direct ? open(path, O_WRONLY | O_APPEND | O_CLOEXEC) : open_unnamed(path);
+    o->unnamed = !direct && fd >= 0;
+    if (!direct && fd < 0)
+        fd = open(o->tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     o->fp = fd < 0 ? NULL : fdopen(fd, "wb");
     if (!o->fp) {
         tw_fail(err, path, 0, "cannot %s: %s", direct ? "open" : "create", strerror(errno));
@@ -65,16 +97,6 @@ int tw_out_write(struct tw_out *o, const void *p, size_t n, struct tw_err *err)
     return 0;
 }
 
-/* The folder that PATH is in; the caller frees. */
-static char *parent(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-
-    if (!slash)
-        return tw_xstrdup(".");
-    return slash == path ? tw_xstrdup("/") : tw_xstrndup(path, (size_t)(slash - path));
-}
-
 int tw_out_commit(struct tw_out *o, struct tw_err *err)
 {
     char *dir;
@@ -86,7 +108,8 @@ int tw_out_commit(struct tw_out *o, struct tw_err *err)
         out_free(o);
         return 0;
     }
-    if (fflush(o->fp) || ferror(o->fp) || (o->tmp && fsync(fileno(o->fp)))) {
+    if (fflush(o->fp) || ferror(o->fp) || (o->tmp && fsync(fileno(o->fp)))
+            || (o->unnamed && give_name(o))) {
         tw_fail(err, o->path, 0, "cannot write: %s", strerror(errno));
         goto fail;
     }
@@ -117,7 +140,7 @@ void tw_out_abort(struct tw_out *o)
     if (o->fp && !o->is_stdout)
         fclose(o->fp);
     if (o->tmp)
-        unlink(o->tmp);
+        unlink(o->tmp);                 /* there is none when it never got a name */
     out_free(o);
 }
 

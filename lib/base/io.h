@@ -6,14 +6,15 @@
 #include <stdio.h>
 #include <sys/types.h>
 
-/* A file that appears by rename: written beside its final name as ".NAME.tmp-PID", fsynced,
- * renamed, the folder fsynced. tw_out_abort() (also after a failure) removes the temporary. PATH "-"
+/* A file that appears by rename: written without a name, so that no signal leaves anything of it, where
+ * the file system can (else beside its final name as ".NAME.tmp-PID"), fsynced, named, renamed, the
+ * folder fsynced. tw_out_abort() (also after a failure) removes the temporary. PATH "-"
  * is stdout, and what is no regular file (a device, a pipe, /dev/stdout) is written as it is: no
  * rename, but the same error checks. */
 struct tw_out {
     FILE *fp;
     char *path, *tmp;       /* tmp NULL: no rename */
-    bool is_stdout;
+    bool is_stdout, unnamed;
 };
 int tw_out_open(struct tw_out *o, const char *path, struct tw_err *err);
 int tw_out_write(struct tw_out *o, const void *p, size_t n, struct tw_err *err);

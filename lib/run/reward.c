@@ -290,7 +290,7 @@ static void report(struct run *u)
         tw_info("exec: mean %.4g of %lld scored, %lld unscored", u->exec_count.scored
                 ? u->exec_count.sum / (double)u->exec_count.scored : 0, (long long)u->exec_count.scored,
                 (long long)u->exec_count.unscored);
-    tw_info("reward: mean %.4g of %lld scored", u->scored ? u->sum / (double)u->scored : 0,
+    tw_notice("mean reward %.4g of %lld scored", u->scored ? u->sum / (double)u->scored : 0,
             (long long)u->scored);
     if (c.uniform || c.single || (c.unscored && c.groups))
         tw_notice("%lld groups: %lld with equal rewards (%.0f %%), %lld of one record, %lld without a score; "

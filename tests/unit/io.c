@@ -39,7 +39,7 @@ static void a_file_appears_whole(void)
 
     CHECK(!tw_out_open(&o, at("a"), &err));
     CHECK(!tw_out_write(&o, "x\0y", 3, &err));
-    CHECK(!tw_is_file(at("a")) && entries() == 1);
+    CHECK(!tw_is_file(at("a")) && entries() <= 1);         /* none where a file needs no name */
     CHECK(!tw_out_commit(&o, &err));
     CHECK(tw_is_file(at("a")) && entries() == 1);
     CHECK(!tw_read_file(&b, at("a"), 0, &err) && b.n == 3 && !memcmp(b.p, "x\0y", 3));
