@@ -35,7 +35,7 @@ static void list_param(struct tw_adapter *a, int64_t k, bool is_b)
     a->params.elems += p->n;
 }
 
-int tw_adapter_alloc(struct tw_adapter *a, struct tw_err *err)
+int tw_adapter_memory(struct tw_adapter *a, struct tw_err *err)
 {
     int64_t na, nb;
 
@@ -43,14 +43,36 @@ int tw_adapter_alloc(struct tw_adapter *a, struct tw_err *err)
         sizes(a, k, &na, &nb);
         tw_mem_add(&a->mem, (size_t)na * sizeof(float));
         tw_mem_add(&a->mem, (size_t)nb * sizeof(float));
-        a->adapted += a->lora[k].r > 0;
-        if (a->lora[k].r > a->max_r)
-            a->max_r = a->lora[k].r;
     }
     if (a->train)
         a->grads.n = a->mem.n;
     if (tw_mem_alloc(&a->mem, a->m->dev, "the adapter", err) ||
         tw_mem_alloc(&a->grads, a->m->dev, "the adapter's gradients", err))
+        return -1;
+    for (int64_t k = 0; k < a->m->nmodule; k++) {
+        struct tw_lora *l = &a->lora[k];
+
+        if (!l->r)
+            continue;
+        sizes(a, k, &na, &nb);
+        l->a = tw_mem_take(&a->mem, (size_t)na * sizeof(float));
+        l->b = tw_mem_take(&a->mem, (size_t)nb * sizeof(float));
+        if (a->train) {
+            l->da = tw_mem_take(&a->grads, (size_t)na * sizeof(float));
+            l->db = tw_mem_take(&a->grads, (size_t)nb * sizeof(float));
+        }
+    }
+    return 0;
+}
+
+int tw_adapter_alloc(struct tw_adapter *a, struct tw_err *err)
+{
+    for (int64_t k = 0; k < a->m->nmodule; k++) {
+        a->adapted += a->lora[k].r > 0;
+        if (a->lora[k].r > a->max_r)
+            a->max_r = a->lora[k].r;
+    }
+    if (tw_adapter_memory(a, err))
         return -1;
     a->params.p = tw_xcalloc((size_t)(2 * a->adapted), sizeof *a->params.p);
     for (int64_t k = 0; k < a->m->nmodule; k++) {
@@ -58,14 +80,7 @@ int tw_adapter_alloc(struct tw_adapter *a, struct tw_err *err)
 
         if (!l->r)
             continue;
-        sizes(a, k, &na, &nb);
         l->scale = (float)tw_lora_scale(l->r, l->alpha, a->rslora);
-        l->a = tw_mem_take(&a->mem, (size_t)na * sizeof(float));
-        l->b = tw_mem_take(&a->mem, (size_t)nb * sizeof(float));
-        if (a->train) {
-            l->da = tw_mem_take(&a->grads, (size_t)na * sizeof(float));
-            l->db = tw_mem_take(&a->grads, (size_t)nb * sizeof(float));
-        }
         list_param(a, k, false);
         list_param(a, k, true);
     }

@@ -34,6 +34,8 @@ static const struct preset {
         " clip_low_threshold clip_high_threshold norm " },
     { { .name = "importance_sampling", POLICY, .form = TW_LOSS_SURROGATE, .scale = TW_SCALE_SUM,
             .lo = -INFINITY, .hi = INFINITY }, TINKER, " norm " },
+    { { .name = "stable_reinforce", POLICY, .form = TW_LOSS_CISPO, .scale = TW_SCALE_SUM, .lo = 0, .hi = 2,
+            .penalty = 0.01 }, TINKER, " clip_low_threshold clip_high_threshold kl_coeff norm " },
     { { .name = "dro", POLICY, .form = TW_LOSS_DRO, .scale = TW_SCALE_SUM, .beta = 0.05 }, TINKER,
         " beta norm " },
     { { .name = "dpo", PAIRS, .form = TW_LOSS_DPO, .reference = true, .beta = 0.1 }, TWINKLE,
@@ -90,6 +92,7 @@ static int policy_settings(const struct preset *p, struct tw_loss *l, struct tw_
     }
     if (number(p, s, "clip_low_threshold", &l->lo, 0, max, err) < 0
             || number(p, s, "clip_high_threshold", &l->hi, 0, max, err) < 0
+            || number(p, s, "kl_coeff", &l->penalty, 0, max, err) < 0
             || number(p, s, "tau_pos", &l->tau_pos, 1e-6, max, err) < 0
             || number(p, s, "tau_neg", &l->tau_neg, 1e-6, max, err) < 0
             || number(p, s, "max_completion_length", &l->length, 1, max, err) < 0

@@ -15,6 +15,7 @@
  *     cispo                L = S sum w -clip(r) A logp, no gradient through r
  *     sapo                 L = S sum w -g A, g = sigmoid(tau (r - 1)) 4 / tau, tau by the sign of A
  *     dro                  L = S sum w -(logp A - beta/2 (logp - old)^2)
+ *     stable_reinforce     L = S sum w -clip(r) A logp + penalty/2 (logp - old)^2, no gradient through r
  *     dpo simpo cpo orpo   of sums and means over a pair, see tw_loss_pair()
  *     kto                  of one sequence with a label, see tw_loss_kto()
  *
@@ -64,6 +65,7 @@ struct tw_loss {
     bool clamp;         /* log-ratios are clamped to [-20, 20], as Twinkle does */
     double lo, hi;      /* bounds of the ratio */
     double beta;        /* of the KL term, of dro's penalty, of a preference margin */
+    double penalty;     /* stable_reinforce: of the squared log-ratio */
     enum tw_kl kl;
     double tau_pos, tau_neg;
     double length;      /* TW_SCALE_CONSTANT */
@@ -87,6 +89,7 @@ struct tw_loss_seq {
     const float *weight;    /* 0: not trained; NULL: all 1 */
     const float *ratio_mask;/* what enters the mean of a per-sequence ratio; NULL: weight != 0 */
     const float *advantage; /* by position; NULL: adv for all */
+    const float *lo, *hi;   /* bounds of the ratio by position; NULL: the loss's */
     double adv;
     double scale;
     bool label;             /* kto: desirable */

@@ -60,11 +60,12 @@ static inline double tw_kl_token(enum tw_kl kind, double d, double *dlogp, int64
     return (d > max ? e * (1 + d - max) : e) - d - 1;
 }
 
-/* -A f(r) and its derivative by logp, for a ratio R whose log moves with logp (when MOVES). */
-static inline double tw_policy_token(const struct tw_loss *l, double logp, double old, double r, bool moves,
-        double A, double *dlogp, int64_t clipped[2])
+/* -A f(r) and its derivative by logp, for a ratio R whose log moves with logp (when MOVES) and that
+ * is held to C. */
+static inline double tw_policy_token(const struct tw_loss *l, double logp, double old, double r, double c,
+        bool moves, double A, double *dlogp, int64_t clipped[2])
 {
-    double c = tw_clip(r, l->lo, l->hi), tau, g, q;
+    double tau, g, q;
 
     switch (l->form) {
     case TW_LOSS_SURROGATE:
@@ -75,7 +76,11 @@ static inline double tw_policy_token(const struct tw_loss *l, double logp, doubl
     case TW_LOSS_CISPO:
         clipped[r > c] += c != r;
         *dlogp = -c * A;
-        return -c * A * logp;
+        if (l->penalty == 0)
+            return -c * A * logp;
+        q = logp - old;
+        *dlogp += l->penalty * q;
+        return -c * A * logp + l->penalty / 2 * q * q;
     case TW_LOSS_SAPO:
         tau = A > 0 ? l->tau_pos : l->tau_neg;
         g = tw_sigmoid(tau * (r - 1));
@@ -117,12 +122,13 @@ static inline double tw_loss_policy(const struct tw_loss *l, struct tw_loss_seq 
     for (int64_t i = 0; i < s->n; i++) {
         double w = tw_seq_weight(s, i), A = s->advantage ? (double)s->advantage[i] : s->adv;
         double lr = tw_log_ratio(l, s, i, &moves), r = exp(l->per_sequence ? mean : lr), d, loss, dk, k;
+        double c = tw_clip(r, s->lo ? (double)s->lo[i] : l->lo, s->hi ? (double)s->hi[i] : l->hi);
 
         s->dlogp[i] = 0;
         if (w == 0)
             continue;
         loss = tw_policy_token(l, (double)s->logp[i], s->old ? (double)s->old[i] : (double)s->logp[i], r,
-                moves, A, &d, s->clipped);
+                c, moves, A, &d, s->clipped);
         s->ratio_sum += r;
         s->ratio_max = r > s->ratio_max ? r : s->ratio_max;
         s->tokens++;

@@ -53,6 +53,23 @@ int tw_adapter_save(const struct tw_adapter *a, const char *dir, const char *bas
         struct tw_err *err);
 void tw_adapter_close(struct tw_adapter *a);
 int64_t tw_adapter_tensors(const struct tw_adapter *a);     /* of its file */
+/* The targets that stand for the plain products of attention (and what other families have in its
+ * place), of all else in the layers, or of both; to be freed. */
+char *tw_model_targets(const struct tw_model *m, bool attn, bool mlp);
+/* Have both the same modules, ranks and scales? */
+bool tw_adapter_alike(const struct tw_adapter *a, const struct tw_adapter *b);
+/* Another adapter of the same modules, ranks and weights; with gradients (zero) when TRAIN. */
+struct tw_adapter *tw_adapter_copy(const struct tw_adapter *a, bool train, struct tw_err *err);
+/* Parking gives the device's memory back, and with it all numbers; unparking takes memory for them
+ * again, zero. Between the two the adapter may only be unparked or closed. What is to survive is moved
+ * by get and put: the weights, or the gradients, as tw_adapter_bytes() bytes, the same on every
+ * device. */
+void tw_adapter_park(struct tw_adapter *a);
+int tw_adapter_unpark(struct tw_adapter *a, struct tw_err *err);
+bool tw_adapter_parked(const struct tw_adapter *a);
+size_t tw_adapter_bytes(const struct tw_adapter *a);
+void tw_adapter_get(const struct tw_adapter *a, bool gradients, void *host);
+void tw_adapter_put(struct tw_adapter *a, bool gradients, const void *host);
 /* "q_proj 30/30, .." for people: module kind, matched/total, and trainable parameters. */
 void tw_adapter_describe(const struct tw_adapter *a, struct tw_buf *out);
 

@@ -144,7 +144,9 @@ struct tw_adapter {
     struct tw_devmem mem, grads;
     struct tw_params params;
 };
-/* Device memory for all modules whose r is set, and the parameter table. */
+/* Device memory for all modules whose r is set, and who has which part of it. */
+int tw_adapter_memory(struct tw_adapter *a, struct tw_err *err);
+/* The same, and the parameter table. */
 int tw_adapter_alloc(struct tw_adapter *a, struct tw_err *err);
 /* adapter_files.c: the tensors of adapter_model.safetensors, in the order of the parameters: N of
  * them, to be freed with their names. TURN: B of all experts, which files keep with the expert

@@ -120,6 +120,30 @@ fail:
     return NULL;
 }
 
+void tw_optim_set(struct tw_optim *o, const struct tw_optim_opts *opts)
+{
+    o->opts = *opts;
+    o->nspan = 0;                   /* what decays decides where spans end */
+    free(o->span);
+    find_spans(o);
+}
+
+size_t tw_optim_bytes(const struct tw_optim *o)
+{
+    return o->mem.n;
+}
+
+void tw_optim_get(const struct tw_optim *o, void *host)
+{
+    tw_ops(o->dev)->get(o->dev, host, o->mem.p, o->mem.n);
+}
+
+void tw_optim_put(struct tw_optim *o, const void *host, int64_t updates)
+{
+    tw_ops(o->dev)->put(o->dev, o->mem.p, host, o->mem.n);
+    o->updates = updates;
+}
+
 int64_t tw_optim_updates(const struct tw_optim *o)
 {
     return o->updates;

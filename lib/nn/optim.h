@@ -24,6 +24,13 @@ struct tw_optim;
 struct tw_optim *tw_optim_open(struct tw_dev *dev, const struct tw_params *params, bool rows,
         const struct tw_optim_opts *o, struct tw_err *err);
 void tw_optim_close(struct tw_optim *o);
+/* Other settings from now on; the kind must stay, and moments are kept as they are. */
+void tw_optim_set(struct tw_optim *o, const struct tw_optim_opts *opts);
+/* The moments as bytes, the same on every device for an adapter's; put() also says how many updates
+ * they are of. */
+size_t tw_optim_bytes(const struct tw_optim *o);
+void tw_optim_get(const struct tw_optim *o, void *host);
+void tw_optim_put(struct tw_optim *o, const void *host, int64_t updates);
 
 struct tw_optim_report {
     double norm;                    /* L2 over all gradients, before clipping */

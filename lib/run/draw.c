@@ -20,7 +20,8 @@ void tw_run_choice(struct tw_sampler *s, int64_t i, struct tw_choice *c, int32_t
     struct run *r = &s->run[i];
     const struct tw_sampling *o = &r->g->sampling;
     struct tw_completion *out = &r->g->out[r->sample];
-    uint64_t stream = tw_hash64(&r->sample, sizeof(r->sample), r->g->stream);
+    int64_t number = r->g->first + r->sample;
+    uint64_t stream = tw_hash64(&number, sizeof(number), r->g->stream);
 
     tw_completion_room(out);
     *c = (struct tw_choice){ .temperature = o->temperature, .top_p = o->top_p, .min_p = o->min_p,

@@ -27,7 +27,7 @@ static float weight_of(const struct tw_engine_sample *s, int64_t i)
 /* Is slot I a prediction that counts? Nothing stands before the first token. */
 static bool counts(const struct tw_engine_sample *s, int64_t i)
 {
-    return (s->target || i) && weight_of(s, i) != 0;
+    return (s->target || i) && (weight_of(s, i) != 0 || (s->target && s->all));
 }
 
 static int64_t supervised(const struct tw_engine_sample *s)
@@ -96,19 +96,22 @@ static struct tw_loss_seq view(struct pass *p, int64_t i)
     const struct tw_row *row = p->row + p->first[i];
     const int64_t *slot = p->slot + p->first[i];
     int64_t n = p->first[i + 1] - p->first[i];
-    float *x = tw_arena_alloc(p->arena, (size_t)(5 * n + 1) * sizeof *x);
+    const float *in[8] = { NULL, NULL, s->old, s->ref, s->advantage, s->ratio_mask, s->lo, s->hi };
+    float *x = tw_arena_alloc(p->arena, (size_t)(9 * n + 1) * sizeof *x), *of[8];
 
     for (int64_t k = 0; k < n; k++) {
         int64_t t = slot[k];
 
         x[k] = row[k].logp;
         x[n + k] = weight_of(s, t);
-        x[2 * n + k] = s->old ? s->old[t] : 0;
-        x[3 * n + k] = s->ref ? s->ref[t] : 0;
+        for (int j = 2; j < 8; j++)
+            x[j * n + k] = in[j] ? in[j][t] : 0;
     }
-    return (struct tw_loss_seq){ .n = n, .logp = x, .weight = x + n, .old = s->old ? x + 2 * n : NULL,
-        .ref = s->ref ? x + 3 * n : NULL, .dlogp = x + 4 * n, .adv = s->adv, .scale = s->scale,
-        .label = s->label };
+    for (int j = 0; j < 8; j++)
+        of[j] = j < 2 || in[j] ? x + j * n : NULL;
+    return (struct tw_loss_seq){ .n = n, .logp = of[0], .weight = of[1], .old = of[2], .ref = of[3],
+        .advantage = of[4], .ratio_mask = of[5], .lo = of[6], .hi = of[7], .dlogp = x + 8 * n,
+        .adv = s->adv, .scale = s->scale, .label = s->label };
 }
 
 static void put_coefs(struct pass *p, int64_t i, const struct tw_loss_seq *v)

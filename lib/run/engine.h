@@ -39,11 +39,15 @@ struct tw_engine_sample {
     const float *old, *ref;         /* [n] or NULL: log-probabilities when it was sampled, and of
                                      * the reference policy */
     double adv;                     /* policy losses: the advantage of all its tokens */
+    const float *advantage;         /* [n] the same by token; NULL: adv */
+    const float *ratio_mask;        /* [n] what enters the mean of a ratio of the whole sequence; */
+    const float *lo, *hi;           /* [n] bounds of the ratio; NULL each: as in the loss */
     double nll_scale;               /* preference losses: scale of the chosen one's likelihood */
     bool label;                     /* kto: desirable */
+    bool all;                       /* with target: logp where the weight is 0, too */
     double sum;                     /* out: what it adds to the loss, scale included; a pair's is
                                      * the chosen one's */
-    float *logp;                    /* out, when not NULL: [n], where weight is not 0; else 0 */
+    float *logp;                    /* out, when not NULL: [n], where weight is not 0 (or all); else 0 */
     struct tw_loss_seq stat;        /* out: the sums for metrics of losses that keep them */
     double entropy;                 /* out, with TW_ENTROPY: sum over its trained tokens */
 };

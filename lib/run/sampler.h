@@ -30,7 +30,8 @@ struct tw_gen {
     /* The caller's, unchanged by the sampler; all must live until done() was called. */
     const int32_t *prompt;
     int64_t nprompt;
-    int64_t n;                  /* samples */
+    int64_t n;                  /* samples: those numbered from FIRST on */
+    int64_t first;
     struct tw_sampling sampling;
     uint64_t seed, stream;
     int64_t max_tokens;         /* a completion also ends where the model's window does */

@@ -17,8 +17,8 @@
 
 enum tw_verb {
     TW_CREATE,                  /* a model with a new adapter */
-    TW_CREATE_FROM,             /* a model from a checkpoint: create.from, load.optimizer */
-    TW_RESTORE,                 /* a model from the snapshot of its state in create.from */
+    TW_CREATE_FROM,             /* a model from a checkpoint: create.from, create.optimizer */
+    TW_RESTORE,                 /* a model from the snapshot of its state, the file create.from */
     TW_FORWARD_BACKWARD,        /* forward only, too */
     TW_OPTIM_STEP,
     TW_SAVE,                    /* a checkpoint: adapter and trainer/ */
@@ -55,7 +55,8 @@ struct tw_create_args {
     double alpha;
     bool attn, mlp, unembed;
     const char *from;           /* folder of a checkpoint or snapshot; NULL */
-    const char *dir;            /* folder of its own, for snapshots of its state */
+    bool optimizer;             /* TW_CREATE_FROM: with its moments and the count of steps */
+    const char *dir;            /* folder of its own, for snapshots of its state; NULL: none */
 };
 
 struct tw_optim_args {
@@ -100,8 +101,10 @@ struct tw_sample_args {
 
 /* What came of it. `proto` holds the protobuf message of forward_backward and sample, `json` the
  * result object of all else; tw_result_json() makes the JSON form of the former for older clients. */
+#define TW_ENDING "ending"
 struct tw_result {
-    const char *category;       /* NULL: it went well; "user", "server" */
+    const char *category;       /* NULL: it went well; "user", "server"; TW_ENDING: it was not begun
+                                 * because the worker ends, and is to be submitted to the next one */
     struct tw_buf error;        /* the text, when category is set */
     struct tw_buf json, proto;
     int64_t tokens;             /* what it cost: trained or read, and sampled */
@@ -169,9 +172,9 @@ struct tw_worker_opts {
     int64_t micro_tokens;       /* of a pass; 0: a default */
     const char *swap;           /* folder for what is swapped out */
     int64_t snapshot_every;     /* optimiser steps; 0: never */
-    /* A model's state up to and with request SEQ is in the folder DIR: on the engine thread. 0: it is
-     * registered, and older ones are removed. */
-    int (*snapshot)(void *arg, const char *model, int64_t seq, const char *dir);
+    /* A model's state up to and with request SEQ is in the file PATH, for TW_RESTORE with the same
+     * create arguments: on the engine thread. Older ones are the callee's to remove. */
+    int (*snapshot)(void *arg, const char *model, int64_t seq, const char *path);
     void *arg;
 };
 
@@ -193,8 +196,8 @@ struct tw_worker_stat {
     size_t memory;                      /* bytes of the device */
 };
 void tw_worker_stat(struct tw_worker *k, struct tw_worker_stat *out);
-/* Ends the thread. What is queued: with DRAIN it is done first (sampling is not: it fails with
- * category server), else all of it fails. */
+/* Ends the thread. What is queued or under way comes back as TW_ENDING; with DRAIN training that is
+ * queued is done first. Where there are snapshots, each model's state is saved. */
 void tw_worker_close(struct tw_worker *k, bool drain);
 
 #endif

@@ -1,0 +1,247 @@
+/* datum.c - the tensors of a datum, checked and brought into the form that losses read */
+#include "serve/datum.h"
+#include "data/tok.h"
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+
+static int64_t load_i64(const char *p)
+{
+    int64_t v;
+
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+static float load_f32(const char *p)
+{
+    float v;
+
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+bool tw_is_token(const struct tw_limits *l, int64_t id)
+{
+    return id >= 0 && id < l->V && (!l->tok || tw_tok_has(l->tok, (int32_t)id));
+}
+
+static size_t width(const struct tw_tensor_in *t)
+{
+    return t->is_int ? sizeof(int64_t) : sizeof(float);
+}
+
+int tw_tensor_size(struct tw_tensor_in *t, size_t bytes, const char *where, struct tw_err *err)
+{
+    uint64_t n = bytes / width(t);
+
+    if (bytes % width(t))
+        return tw_fail(err, NULL, 0, "%s.%.*s: %zu bytes are not whole numbers", where,
+                (int)t->name.n, t->name.p, bytes);
+    if (!t->ndim) {
+        t->ndim = 1;
+        t->dim[0] = (int64_t)n;
+    }
+    if (t->dim[0] < 0 || (t->ndim == 2 && t->dim[1] < 0) || (uint64_t)t->dim[0] > n ||
+            (t->ndim == 2 && (uint64_t)t->dim[1] > n) ||
+            (uint64_t)t->dim[0] * (t->ndim == 2 ? (uint64_t)t->dim[1] : 1) != n)
+        return tw_fail(err, NULL, 0, "%s.%.*s: its shape does not fit its %" PRIu64 " numbers", where,
+                (int)t->name.n, t->name.p, n);
+    t->n = (int64_t)n;
+    return 0;
+}
+
+int tw_tensor_dense(struct tw_arena *a, struct tw_tensor_in *t, struct tw_str values,
+        struct tw_str row, struct tw_str col, const char *where, struct tw_err *err)
+{
+    const int64_t most = (int64_t)1 << 25;
+    int64_t rows = t->dim[0], cols = t->dim[1], nnz = (int64_t)(col.n / 8), from, to;
+    size_t w = width(t);
+    char *out;
+
+    if (t->ndim != 2 || rows < 0 || cols < 0 || (cols && rows > most / cols) ||
+            row.n != (size_t)(rows + 1) * 8 || col.n % 8 || values.n != (size_t)nnz * w)
+        return tw_fail(err, NULL, 0, "%s.%.*s: the parts of the sparse tensor do not fit together",
+                where, (int)t->name.n, t->name.p);
+    t->n = rows * cols;
+    t->data = out = tw_arena_alloc(a, (size_t)t->n * w + 1);
+    for (int64_t r = 0; r < rows; r++) {
+        from = load_i64(row.p + 8 * r);
+        to = load_i64(row.p + 8 * r + 8);
+        if (from < 0 || to < from || to > nnz)
+            return tw_fail(err, NULL, 0, "%s.%.*s: row %" PRId64 " of the sparse tensor is not in it",
+                    where, (int)t->name.n, t->name.p, r);
+        for (int64_t k = from; k < to; k++) {
+            int64_t c = load_i64(col.p + 8 * k);
+
+            if (c < 0 || c >= cols)
+                return tw_fail(err, NULL, 0, "%s.%.*s: column %" PRId64 " of the sparse tensor is "
+                        "outside", where, (int)t->name.n, t->name.p, c);
+            memcpy(out + (size_t)(r * cols + c) * w, values.p + (size_t)k * w, w);
+        }
+    }
+    return 0;
+}
+
+int tw_datum_loss(struct tw_fb_args *f, struct tw_str name, struct tw_str settings,
+        struct tw_err *err)
+{
+    static const char *const known[] = { "importance_sampling", "ppo", "cispo", "dro", "gspo",
+        "stable_reinforce" };
+    struct tw_err why = { 0 };
+    char text[2048];
+    bool found = tw_str_is(name, "cross_entropy");
+
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        found |= tw_str_is(name, known[i]);
+    if (!found)
+        return tw_fail(err, NULL, 0, "loss_fn '%.*s' is not known: there are cross_entropy, "
+                "importance_sampling, ppo, cispo, dro, gspo, stable_reinforce", (int)(name.n < 64 ?
+                name.n : 64), name.p);
+    if (settings.n > sizeof text - 128)
+        return tw_fail(err, NULL, 0, "loss_fn_config is too long");
+    if (tw_str_is(name, "cross_entropy") && settings.n)
+        return tw_fail(err, NULL, 0, "loss_fn_config: cross_entropy takes no settings");
+    if (settings.n && (strstr(settings.p, ",norm=") || strstr(settings.p, ",form=")))
+        return tw_fail(err, NULL, 0, "loss_fn_config: the loss is a plain sum, of Tinker's form");
+    snprintf(text, sizeof text, "%.*s%s%.*s", (int)name.n, name.p,
+            tw_str_is(name, "cross_entropy") ? "" : ",form=tinker", (int)settings.n,
+            settings.n ? settings.p : "");
+    if (tw_loss_parse(&f->loss, "loss_fn_config", text, &why))
+        return tw_fail(err, NULL, 0, "loss_fn_config: %s", why.msg);
+    f->type = !strcmp(f->loss.name, "stable_reinforce") ? "TwinkleStableReinforce" :
+            "TorchLossReturn";
+    return 0;
+}
+
+static const struct tw_tensor_in *find(const struct tw_datum_raw *raw, const char *name)
+{
+    const struct tw_tensor_in *t = NULL;
+
+    for (int64_t i = 0; i < raw->nt; i++)
+        if (tw_str_is(raw->t[i].name, name))
+            t = &raw->t[i];
+    return t;
+}
+
+/* One input as floats of the shape of the targets. *OUT stays NULL when it may be absent and is. */
+static int floats(const float **out, const struct tw_datum_raw *raw, const struct tw_datum_in *d,
+        const char *name, bool needed, struct tw_arena *a, const char *where, struct tw_err *err)
+{
+    const struct tw_tensor_in *t = find(raw, name);
+    float *x;
+
+    if (!t)
+        return needed ? tw_fail(err, NULL, 0, "%s.%s is missing", where, name) : 0;
+    if (t->dim[0] != d->n || (t->ndim == 2 ? t->dim[1] : 1) != d->k)
+        return tw_fail(err, NULL, 0, "%s.%s: %" PRId64 " numbers do not fit %" PRId64 " tokens of "
+                "%" PRId64 " targets each", where, name, t->n, d->n, d->k);
+    *out = x = tw_arena_alloc(a, (size_t)t->n * sizeof *x + 1);
+    for (int64_t i = 0; i < t->n; i++) {
+        x[i] = t->is_int ? (float)load_i64(t->data + 8 * i) : load_f32(t->data + 4 * i);
+        if (!isfinite(x[i]))
+            return tw_fail(err, NULL, 0, "%s.%s[%" PRId64 "] is not finite (NonFiniteInTensor)",
+                    where, name, i);
+    }
+    return 0;
+}
+
+static int targets(struct tw_datum_in *d, const struct tw_limits *l, const struct tw_datum_raw *raw,
+        bool many, struct tw_arena *a, const char *where, struct tw_err *err)
+{
+    const struct tw_tensor_in *t = find(raw, "target_tokens");
+    int32_t *x;
+
+    if (!t)
+        return tw_fail(err, NULL, 0, "%s.target_tokens is missing", where);
+    d->k = t->ndim == 2 ? t->dim[1] : 1;
+    if (t->dim[0] != d->n)
+        return tw_fail(err, NULL, 0, "%s.target_tokens: %" PRId64 " rows for %" PRId64 " tokens",
+                where, t->dim[0], d->n);
+    if (!d->k || (t->ndim == 2 && !many))
+        return tw_fail(err, NULL, 0, "%s.target_tokens: this loss takes one target a position",
+                where);
+    d->target = x = tw_arena_alloc(a, (size_t)t->n * sizeof *x + 1);
+    for (int64_t i = 0; i < t->n; i++) {
+        float f = t->is_int ? 0 : load_f32(t->data + 4 * i);
+        int64_t id = t->is_int ? load_i64(t->data + 8 * i) : f >= 0 && f < 1e9F ? (int64_t)f : -1;
+
+        if (!tw_is_token(l, id) || (!t->is_int && (float)id != f))
+            return tw_fail(err, NULL, 0, "%s.target_tokens[%" PRId64 "]: %" PRId64 " is not a token "
+                    "of this model", where, i, id);
+        x[i] = (int32_t)id;
+    }
+    return 0;
+}
+
+/* The one who sent it learns of an input that nobody reads. */
+static int unread(const struct tw_datum_raw *raw, const struct tw_loss *l, const char *where,
+        struct tw_err *err)
+{
+    for (int64_t i = 0; i < raw->nt; i++) {
+        struct tw_str s = raw->t[i].name;
+        bool known = tw_str_is(s, "target_tokens");
+
+        if (!l->policy)
+            known |= tw_str_is(s, "weights");
+        else
+            known |= tw_str_is(s, "logprobs") || tw_str_is(s, "advantages") ||
+                    (l->form != TW_LOSS_DRO && (tw_str_is(s, "clip_low_threshold") ||
+                            tw_str_is(s, "clip_high_threshold"))) ||
+                    (l->per_sequence && tw_str_is(s, "sequence_ratio_mask"));
+        if (!known)
+            return tw_fail(err, NULL, 0, "%s.%.*s: %s does not read such an input", where,
+                    (int)(s.n < 64 ? s.n : 64), s.p, l->name);
+    }
+    return 0;
+}
+
+/* stable_reinforce: its terms are those of sampled tokens alone. */
+static int spans(struct tw_datum_in *d, const struct tw_datum_raw *raw, struct tw_arena *a,
+        const char *where, struct tw_err *err)
+{
+    float *w = tw_arena_alloc(a, (size_t)d->n * sizeof *w);
+
+    if (!raw->spans)
+        return tw_fail(err, NULL, 0, "%s: stable_reinforce needs the provenance of every token "
+                "(Datum.with_provenance)", where);
+    for (int64_t i = 0; i < d->n; i++) {
+        w[i] = raw->sampled[i];
+        if (!raw->sampled[i] && d->adv[i] != 0)
+            return tw_fail(err, NULL, 0, "%s.advantages[%" PRId64 "]: an advantage on a token that "
+                    "was not sampled", where, i);
+    }
+    d->weight = w;
+    return 0;
+}
+
+int tw_datum_make(struct tw_datum_in *d, const struct tw_fb_args *f, const struct tw_limits *l,
+        struct tw_arena *a, const struct tw_datum_raw *raw, int64_t i, struct tw_err *err)
+{
+    bool policy = f->loss.policy;
+    char at[64], where[96];
+
+    snprintf(at, sizeof at, "data[%" PRId64 "]", i);
+    snprintf(where, sizeof where, "%s.loss_fn_inputs", at);
+    *d = (struct tw_datum_in){ .token = raw->token, .n = raw->n };
+    if (!d->n)
+        return tw_fail(err, NULL, 0, "%s.model_input is empty", at);
+    if (l->window && d->n > l->window)
+        return tw_fail(err, NULL, 0, "%s.model_input: %" PRId64 " tokens are more than the model's "
+                "context window of %" PRId64, at, d->n, l->window);
+    for (int64_t k = 0; k < d->n; k++)
+        if (!tw_is_token(l, raw->token[k]))
+            return tw_fail(err, NULL, 0, "%s.model_input: token %" PRId32 " at position %" PRId64
+                    " is not one of this model", at, raw->token[k], k);
+    if (unread(raw, &f->loss, where, err) || targets(d, l, raw, !policy, a, where, err))
+        return -1;
+    if (!policy)
+        return floats(&d->weight, raw, d, "weights", true, a, where, err);
+    if (floats(&d->old, raw, d, "logprobs", true, a, where, err) ||
+            floats(&d->adv, raw, d, "advantages", true, a, where, err) ||
+            floats(&d->lo, raw, d, "clip_low_threshold", false, a, where, err) ||
+            floats(&d->hi, raw, d, "clip_high_threshold", false, a, where, err) ||
+            floats(&d->ratio_mask, raw, d, "sequence_ratio_mask", f->loss.per_sequence, a, where, err))
+        return -1;
+    return strcmp(f->loss.name, "stable_reinforce") ? 0 : spans(d, raw, a, where, err);
+}

@@ -1,0 +1,25 @@
+/* read_priv.h - the readers of the two forms of a request */
+#ifndef TW_READ_PRIV_H
+#define TW_READ_PRIV_H
+#include "serve/datum.h"
+
+/* -1: not to be understood. What is understood and wrong goes into W->refused. */
+int tw_read_fb_proto(struct tw_work *w, const struct tw_limits *l, struct tw_str body,
+        struct tw_err *err);
+int tw_read_fb_json(struct tw_work *w, const struct tw_limits *l, const struct tw_json *body,
+        const char *key, struct tw_err *err);
+int tw_read_sample(struct tw_work *w, const struct tw_limits *l, const struct tw_json *body,
+        struct tw_err *err);
+/* The tokens of a ModelInput; *OUT in A. */
+int tw_read_input(struct tw_arena *a, const struct tw_json *input, const char *where,
+        int32_t **out, int64_t *n, struct tw_err *err);
+/* TensorData. */
+int tw_read_tensor(struct tw_arena *a, const struct tw_json *v, const char *where,
+        struct tw_tensor_in *t, struct tw_err *err);
+/* A seed may be any integer that a client can write: what does not fit is folded. */
+int tw_work_seed(const struct tw_json *obj, const char *key, uint64_t *seed, bool *given,
+        struct tw_err *err);
+/* Takes what ERR says as the reason why W will fail; ERR is emptied. */
+void tw_work_refuse(struct tw_work *w, struct tw_err *err);
+
+#endif

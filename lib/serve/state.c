@@ -1,0 +1,106 @@
+/* state.c - what a model in training holds, as one file: for swapping, and for what must survive the
+ * process. Little-endian:
+ *
+ *     "TWPUPIL1"  int64 weights, moments (bytes), gradient (0 or 1), updates, version, pending, seq, spare
+ *     weights, the gradient where there is one, moments; then CRC-32C of all before
+ */
+#include "base/io.h"
+#include "serve/worker_priv.h"
+#include <errno.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static const char magic[8] = "TWPUPIL1";
+
+struct head {
+    char magic[8];
+    int64_t weights, moments, gradient, updates, version, pending, seq, spare;
+};
+
+static int put(FILE *fp, uint32_t *crc, const void *p, size_t n)
+{
+    *crc = tw_crc32c(*crc, p, n);
+    return n && fwrite(p, 1, n, fp) != n ? -1 : 0;
+}
+
+int tw_pupil_write(struct tw_worker *k, const struct tw_pupil *p, const char *path, bool sync,
+        struct tw_err *err)
+{
+    size_t nw = tw_adapter_bytes(p->a), nm = p->updates ? tw_optim_bytes(p->optim) : 0;
+    struct head h = { .weights = (int64_t)nw, .moments = (int64_t)nm, .gradient = p->pending > 0,
+        .updates = p->updates, .version = p->version, .pending = p->pending, .seq = p->seq };
+    char *buf = malloc((nw > nm ? nw : nm) + 1);
+    FILE *fp = fopen(path, "wbe");
+    uint32_t crc = 0;
+    int bad = !fp || !buf;
+
+    memcpy(h.magic, magic, sizeof magic);
+    if (!bad) {
+        bad |= put(fp, &crc, &h, sizeof h);
+        tw_adapter_get(p->a, false, buf);
+        bad |= put(fp, &crc, buf, nw);
+        if (p->pending > 0) {
+            tw_adapter_get(p->a, true, buf);
+            bad |= put(fp, &crc, buf, nw);
+        }
+        if (nm) {
+            tw_optim_get(p->optim, buf);
+            bad |= put(fp, &crc, buf, nm);
+        }
+        bad |= fwrite(&crc, 1, sizeof crc, fp) != sizeof crc;
+        bad |= fflush(fp) != 0 || (sync && fsync(fileno(fp)));
+    }
+    if (bad)
+        tw_fail(err, path, 0, "cannot write the state of a model: %s", strerror(errno));
+    if (fp && fclose(fp) && !bad)
+        bad = tw_fail(err, path, 0, "cannot write the state of a model: %s", strerror(errno));
+    if (bad)
+        unlink(path);
+    free(buf);
+    return bad ? -1 : 0;
+}
+
+/* Whether the parts of a file are where its head says they are. */
+static bool whole(const struct tw_map *m, struct head *h, size_t nw)
+{
+    uint32_t crc;
+
+    if (m->n < sizeof *h + sizeof crc)
+        return false;
+    memcpy(h, m->p, sizeof *h);
+    memcpy(&crc, m->p + m->n - sizeof crc, sizeof crc);
+    return !memcmp(h->magic, magic, sizeof magic) && h->weights == (int64_t)nw && h->moments >= 0 &&
+           (uint64_t)h->moments <= m->n && (h->gradient == 0 || h->gradient == 1) &&
+           m->n == sizeof *h + nw * (size_t)(1 + h->gradient) + (size_t)h->moments + sizeof crc &&
+           crc == tw_crc32c(0, m->p, m->n - sizeof crc);
+}
+
+int tw_pupil_read(struct tw_worker *k, struct tw_pupil *p, const char *path, struct tw_err *err)
+{
+    size_t nw = tw_adapter_bytes(p->a);
+    struct tw_map m;
+    struct head h;
+    const unsigned char *at;
+
+    if (tw_map_open(&m, path, err))
+        return -1;
+    if (!whole(&m, &h, nw) || (h.moments && (size_t)h.moments != tw_optim_bytes(p->optim))) {
+        tw_map_close(&m);
+        return tw_fail(err, path, 0, "this is not the whole state of such a model");
+    }
+    at = m.p + sizeof h;
+    tw_adapter_put(p->a, false, at);
+    at += nw;
+    if (h.gradient) {
+        tw_adapter_put(p->a, true, at);
+        at += nw;
+    }
+    if (h.moments)
+        tw_optim_put(p->optim, at, h.updates);
+    p->updates = h.updates;
+    p->version = h.version;
+    p->pending = h.pending;
+    p->seq = h.seq;
+    tw_map_close(&m);
+    return 0;
+}

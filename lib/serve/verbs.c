@@ -1,0 +1,252 @@
+/* verbs.c - what is done in one go: models made, stepped, saved, loaded, frozen for sampling */
+#include "base/io.h"
+#include "nn/ckpt.h"
+#include "serve/worker_priv.h"
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+
+static int make_adapter(struct tw_worker *k, struct tw_pupil *p, const struct tw_create_args *c,
+        bool restore, struct tw_err *err)
+{
+    struct tw_lora_opts o = { .r = c->rank, .alpha = c->alpha, .init = "default" };
+    char *t;
+
+    if (!c->rank)
+        return tw_fail(err, NULL, 0, "full-parameter training is not offered by this server: send a "
+                "lora_config");
+    tw_pool_room(k, 1);
+    if (c->from && !restore) {
+        p->a = tw_adapter_open(k->model, c->from, true, err);
+        return p->a ? 0 : -1;
+    }
+    t = tw_model_targets(k->model, c->attn, c->mlp);
+    o.targets = t;
+    p->a = tw_adapter_new(k->model, &o, c->seed, true, err);
+    free(t);
+    return p->a ? 0 : -1;
+}
+
+/* How many updates the moments in DIR are of. */
+static int read_updates(const char *dir, int64_t *n, struct tw_err *err)
+{
+    char *path = tw_path_join(dir, "trainer/state.json");
+    struct tw_arena a = { 0 };
+    const struct tw_json *j = tw_json_file(&a, path, 1 << 20, err);
+    int got = j && j->type == TW_JOBJ ? tw_json_get_int(j, "updates", n, err) : -1;
+
+    if (got == 0 || (got < 0 && j && j->type != TW_JOBJ))
+        got = tw_fail(err, path, 0, "does not say how many updates there were");
+    tw_arena_free(&a);
+    free(path);
+    return got > 0 ? 0 : -1;
+}
+
+static int load_moments(struct tw_worker *k, struct tw_pupil *p, const char *dir, struct tw_err *err)
+{
+    if (read_updates(dir, &p->updates, err))
+        return -1;
+    return p->updates ? tw_engine_load(&k->engine, p->optim, p->updates, dir, err) : 0;
+}
+
+struct tw_pupil *tw_verb_pupil(struct tw_worker *k, struct tw_work *w)
+{
+    struct tw_pupil *p = tw_xcalloc(1, sizeof *p);
+    struct tw_err err = { 0 };
+    bool restore = w->verb == TW_RESTORE;
+
+    p->id = tw_xstrdup(w->model);
+    p->dir = w->create.dir ? tw_xstrdup(w->create.dir) : NULL;
+    p->who = tw_who_get(k, w->tenant);
+    p->used = k->tick;
+    p->next = k->pupil;
+    k->pupil = p;
+    if (!make_adapter(k, p, &w->create, restore, &err) && !tw_pupil_optim(k, p, &err)) {
+        tw_params_zero(k->dev, tw_adapter_params(p->a));
+        if (restore ? !tw_pupil_read(k, p, w->create.from, &err) : !w->create.from ||
+                !w->create.optimizer || !load_moments(k, p, w->create.from, &err))
+            return p;
+    }
+    tw_pupil_free(k, p);
+    tw_work_fail(k, w, err.code == TW_ENOMEM ? "server" : "user", &err);
+    return NULL;
+}
+
+/* One that is in the folder FROM takes the place of the adapter. */
+static int load(struct tw_worker *k, struct tw_pupil *p, const struct tw_load_args *l,
+        struct tw_err *err)
+{
+    struct tw_adapter *a = tw_adapter_open(k->model, l->from, true, err);
+    struct tw_pupil old = *p;
+
+    if (!a)
+        return -1;
+    if (!tw_adapter_alike(a, p->a)) {
+        tw_adapter_close(a);
+        return tw_fail(err, NULL, 0, "the checkpoint's adapter has another rank or other modules than "
+                "this model's");
+    }
+    p->a = a;
+    p->optim = NULL;
+    p->updates = 0;
+    if (tw_pupil_optim(k, p, err) || (l->optimizer && load_moments(k, p, l->from, err))) {
+        tw_optim_close(p->optim);
+        tw_adapter_close(a);
+        *p = old;
+        return -1;
+    }
+    tw_params_zero(k->dev, tw_adapter_params(a));
+    tw_optim_close(old.optim);
+    tw_adapter_close(old.a);
+    p->pending = 0;
+    p->version++;
+    return 0;
+}
+
+static int write_state(const struct tw_pupil *p, const char *dir, struct tw_err *err)
+{
+    char *path = tw_path_join(dir, "trainer/state.json");
+    struct tw_buf b = { 0 };
+    int ret;
+
+    tw_buf_printf(&b, "{\"updates\":%" PRId64 ",\"version\":%" PRId64 "}\n", p->updates, p->version);
+    ret = tw_write_file(path, b.p, b.n, err);
+    tw_buf_free(&b);
+    free(path);
+    return ret;
+}
+
+static int save(struct tw_worker *k, struct tw_pupil *p, const struct tw_save_args *s,
+        struct tw_err *err)
+{
+    const char *slash = strrchr(s->dir, '/');
+    char *parent = tw_xstrndup(s->dir, (size_t)(slash - s->dir));
+    struct tw_ckpt c;
+    int ret = tw_mkdirs(parent, err) || tw_ckpt_begin(&c, parent, slash + 1, err) ? -1 : 0;
+
+    free(parent);
+    if (ret)
+        return -1;
+    ret = s->optimizer ? tw_engine_save(&k->engine, p->a, p->optim, TW_F32, s->base, c.tmp, err) ||
+            write_state(p, c.tmp, err) : tw_adapter_save(p->a, c.tmp, s->base, err);
+    if (ret) {
+        tw_ckpt_abort(&c);
+        return -1;
+    }
+    return tw_ckpt_commit(&c, err);
+}
+
+static int freeze(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w, struct tw_err *err)
+{
+    struct tw_adapter *a;
+    struct tw_snap *s;
+
+    tw_pool_room(k, 1);
+    if (!(a = tw_adapter_copy(p->a, false, err)))
+        return -1;
+    s = tw_snap_add(k, w->save.key, w->save.dir, w->save.base, a, p->version);
+    if (w->save.lazy || !tw_snap_save(k, s, err))
+        return 0;
+    tw_snap_drop(k, s);
+    return -1;
+}
+
+static void put_norm(struct tw_work *w, double norm)
+{
+    struct tw_jw j;
+
+    w->result.loss = norm;
+    tw_jw_init(&j, &w->result.json);
+    tw_jw_obj(&j);
+    tw_jw_key(&j, "metrics");
+    tw_jw_obj(&j);
+    tw_jw_key(&j, "grad_norm");
+    tw_jw_num(&j, norm);
+    tw_jw_obj_end(&j);
+    tw_jw_obj_end(&j);
+}
+
+static int step(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w, struct tw_err *err)
+{
+    struct tw_optim_report r = { 0 };
+
+    if (!p->pending) {
+        put_norm(w, 0);
+        return 0;
+    }
+    tw_optim_set(p->optim, &w->optim.adam);
+    if (tw_engine_optim_step(&k->engine, p->optim, w->optim.lr, w->optim.clip, &r, err))
+        return -1;
+    p->pending = 0;
+    if (r.skipped)
+        return tw_fail(err, NULL, 0, "the gradient is not finite%s%s: it was dropped and the weights "
+                "are what they were", r.bad ? " in " : "", r.bad ? r.bad : "");
+    p->updates = tw_optim_updates(p->optim);
+    p->version++;
+    k->stat.steps++;
+    put_norm(w, r.norm);
+    return 0;
+}
+
+int tw_pupil_snapshot(struct tw_worker *k, struct tw_pupil *p, struct tw_err *err)
+{
+    char *path, *tmp;
+    int ret;
+
+    if (!p->dir || !k->o.snapshot || tw_mkdirs(p->dir, err) || tw_pupil_wake(k, p, err) ||
+            tw_snap_flush(k, err))
+        return p->dir && k->o.snapshot ? -1 : 0;
+    path = tw_xasprintf("%s/%" PRId64 ".state", p->dir, p->seq);
+    tmp = tw_xasprintf("%s.tmp", path);
+    ret = tw_pupil_write(k, p, tmp, true, err);
+    if (!ret && (rename(tmp, path) || tw_fsync_dir(p->dir, err)))
+        ret = tw_fail(err, path, 0, "cannot put the state of a model in its place");
+    if (!ret)
+        ret = k->o.snapshot(k->o.arg, p->id, p->seq, path);
+    p->snapped = p->version;
+    free(path);
+    free(tmp);
+    return ret;
+}
+
+static int do_it(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w, struct tw_err *err)
+{
+    switch (w->verb) {
+    case TW_OPTIM_STEP:
+        return step(k, p, w, err);
+    case TW_SAVE:
+        return save(k, p, &w->save, err);
+    case TW_SAVE_SAMPLER:
+        return freeze(k, p, w, err);
+    case TW_LOAD:
+        return load(k, p, &w->load, err);
+    default:                    /* what makes a model is done when its turn has come */
+        return 0;
+    }
+}
+
+void tw_verb_do(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w)
+{
+    struct tw_err err = { 0 }, snap = { 0 };
+
+    if (w->refused) {
+        tw_fail(&err, NULL, 0, "%s", w->refused);
+        tw_work_fail(k, w, "user", &err);
+        p->seq = w->seq > p->seq ? w->seq : p->seq;
+        return;
+    }
+    if (tw_pupil_wake(k, p, &err) || do_it(k, p, w, &err)) {
+        p->seq = w->seq;
+        tw_work_fail(k, w, err.code == TW_ENOMEM || w->verb == TW_SAVE || w->verb == TW_SAVE_SAMPLER ?
+                "server" : "user", &err);
+        return;
+    }
+    w->result.version = p->version;
+    if (w->verb != TW_RESTORE)
+        p->seq = w->seq;
+    /* whoever is told that it was done may count on the snapshot as well */
+    if (w->verb == TW_OPTIM_STEP && k->o.snapshot_every &&
+            p->version - p->snapped >= k->o.snapshot_every)
+        tw_pupil_snapshot(k, p, &snap);
+    tw_work_done(k, w);
+}

@@ -1,0 +1,138 @@
+/* worker_priv.h - what the files of the engine thread share. Everything here but the inbox belongs to
+ * that thread alone. */
+#ifndef TW_WORKER_PRIV_H
+#define TW_WORKER_PRIV_H
+#include "run/engine.h"
+#include "run/sampler.h"
+#include "serve/work.h"
+#include <pthread.h>
+
+/* Someone who is to be treated fairly: what the device spent on him, in seconds, in training and in
+ * sampling. Who comes back after idle time starts where the least served of the others is. */
+struct tw_who {
+    struct tw_who *next;
+    char *name;
+    double spent[2];
+    struct tw_work *head, *tail;        /* samples that have not begun */
+    int64_t waiting;
+};
+
+/* A model: an adapter with its optimiser, and what is asked of it. */
+struct tw_pupil {
+    struct tw_pupil *next;
+    char *id, *dir;
+    struct tw_who *who;
+    struct tw_adapter *a;
+    struct tw_optim *optim;             /* NULL while the adapter is parked */
+    char *swap;                         /* file that holds it then; NULL: it is in memory */
+    int64_t updates;                    /* steps with a gradient, what bias corrections count */
+    int64_t version;                    /* all changes of its weights */
+    int64_t pending;                    /* forward_backwards whose gradient waits for a step */
+    int64_t seq;                        /* of the last work that was done */
+    int64_t snapped;                    /* version of the last snapshot */
+    uint64_t used;                      /* for the choice of whom to park */
+    struct tw_work *head, *tail;
+    struct tw_fb *fb;                   /* head is under way */
+};
+
+/* Frozen weights. */
+struct tw_snap {
+    struct tw_snap *next;
+    char *key, *dir;
+    struct tw_adapter *a;               /* NULL: only in dir */
+    bool saved;                         /* dir holds them */
+    bool gone;                          /* nobody may find it any more: freed with its last user */
+    int64_t refs, version;
+    uint64_t used;
+    char *base;                         /* name of the base model, for the file */
+};
+
+enum { TW_TRAIN, TW_SAMPLING };         /* the two sides that share the device */
+
+struct tw_worker {
+    struct tw_worker_opts o;
+    char *dir, *swap;
+    struct tw_dev *dev;
+    struct tw_model *model;
+    struct tw_chat *chat;               /* owner of the tokenizer; NULL */
+    const struct tw_tok *tok;
+    uint8_t *allowed;                   /* [V] ids that are tokens; NULL: all */
+    int32_t *end;
+    int64_t nend;
+    struct tw_limits limits;
+    struct tw_engine engine;
+    struct tw_sampler *sampler;
+    int64_t max_batch;
+    pthread_t thread;
+    bool started;
+
+    pthread_mutex_t lock;               /* of these */
+    pthread_cond_t more;
+    struct tw_work *in, *in_tail;
+    struct tw_work *cancelled;          /* works of no meaning but their ids */
+    int stopping;                       /* 1: when all is done, 2: now */
+    struct tw_worker_stat shown;
+
+    struct tw_worker_stat stat;         /* as of now; shown as of the last turn */
+    struct tw_who *who;
+    struct tw_pupil *pupil;
+    struct tw_snap *snap;
+    struct tw_gen_job *job;             /* samples under way */
+    double spent[2];
+    uint64_t tick;
+    int64_t files;                      /* names of swap files */
+    struct tw_arena arena;              /* of one turn */
+};
+
+/* worker.c */
+void *tw_worker_thread(void *worker);
+/* Hands W back with what is in its result. tw_work_fail() fills it from ERR first. */
+void tw_work_done(struct tw_worker *k, struct tw_work *w);
+void tw_work_fail(struct tw_worker *k, struct tw_work *w, const char *category,
+        const struct tw_err *err);
+struct tw_who *tw_who_get(struct tw_worker *k, const char *name);
+
+/* state.c: a pupil's numbers as one file. What they were saved from must be what takes them back. */
+int tw_pupil_write(struct tw_worker *k, const struct tw_pupil *p, const char *path, bool sync,
+        struct tw_err *err);
+int tw_pupil_read(struct tw_worker *k, struct tw_pupil *p, const char *path, struct tw_err *err);
+
+/* pool.c */
+struct tw_pupil *tw_pupil_find(struct tw_worker *k, const char *id);
+/* In memory from now until the turn ends, at the expense of others if need be. */
+int tw_pupil_wake(struct tw_worker *k, struct tw_pupil *p, struct tw_err *err);
+void tw_pupil_free(struct tw_worker *k, struct tw_pupil *p);
+int tw_pupil_optim(struct tw_worker *k, struct tw_pupil *p, struct tw_err *err);
+struct tw_snap *tw_snap_find(struct tw_worker *k, const char *key);
+/* The weights for a sample, in memory and held until tw_snap_release(). */
+struct tw_snap *tw_snap_hold(struct tw_worker *k, const char *key, const char *dir,
+        struct tw_err *err);
+void tw_snap_release(struct tw_worker *k, struct tw_snap *s);
+/* Takes over A; one of the same key is replaced. */
+struct tw_snap *tw_snap_add(struct tw_worker *k, const char *key, const char *dir, const char *base,
+        struct tw_adapter *a, int64_t version);
+int tw_snap_save(struct tw_worker *k, struct tw_snap *s, struct tw_err *err);
+void tw_snap_drop(struct tw_worker *k, struct tw_snap *s);
+/* Makes room for N more adapters in memory. */
+void tw_pool_room(struct tw_worker *k, int64_t n);
+/* Writes what only memory holds of frozen weights of this model. */
+int tw_snap_flush(struct tw_worker *k, struct tw_err *err);
+
+/* verbs.c: everything that is done in one go. */
+void tw_verb_do(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w);
+/* Work that makes its model: NULL when W was done (failed) at once. */
+struct tw_pupil *tw_verb_pupil(struct tw_worker *k, struct tw_work *w);
+int tw_pupil_snapshot(struct tw_worker *k, struct tw_pupil *p, struct tw_err *err);
+
+/* fb.c: a pass over data of as many models as have some. CAND in the order of whose turn it is. */
+void tw_fb_pass(struct tw_worker *k, struct tw_pupil **cand, int64_t n);
+void tw_fb_abort(struct tw_worker *k, struct tw_pupil *p);
+
+/* gen.c */
+void tw_gen_submit(struct tw_worker *k, struct tw_work *w);
+bool tw_gen_busy(const struct tw_worker *k);
+void tw_gen_turn(struct tw_worker *k);
+bool tw_gen_cancel(struct tw_worker *k, const char *id);
+void tw_gen_fail_all(struct tw_worker *k);      /* TW_ENDING */
+
+#endif
