@@ -23,7 +23,7 @@ static void unknown_names_and_keys_are_refused(void)
 
     CHECK(tw_loss_parse(&l, "--loss", "grpq,beta=1", &err) == -1);
     CHECK_STR(err.msg, "unknown loss 'grpq': known are cross_entropy, grpo, gspo, sapo, "
-            "cispo, bnpo, dr_grpo, ppo, importance_sampling, dro, dpo, simpo, cpo, orpo, kto");
+            "cispo, bnpo, dr_grpo, ppo, importance_sampling, stable_reinforce, dro, dpo, simpo, cpo, orpo, kto");
     CHECK_STR(err.place, "--loss");
     tw_err_clear(&err);
     CHECK(tw_loss_parse(&l, "--loss", "cross_entropy,beta=1", &err) == -1);
