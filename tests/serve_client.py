@@ -87,3 +87,67 @@ def metric(name, key=KEY):
         if line.startswith(name + " "):
             return float(line.split()[-1])
     raise KeyError(name)
+
+
+def wait(rid, accept="application/json", **kw):
+    """Polls until the result is there, through restarts of the server."""
+    while True:
+        try:
+            r = call("POST", "/api/v1/retrieve_future", {"request_id": rid, "allow_metadata_only": True},
+                     headers={"Accept": accept}, **kw)
+        except (OSError, http.client.HTTPException):
+            time.sleep(0.05)
+            continue
+        if r.status != 408:
+            assert r.status == 200, (r.status, r.body)
+            return r.json if r.headers["Content-Type"] == "application/json" else r.body
+
+
+def create(sid, n=0, rank=4, **kw):
+    r = post("create_model", {"session_id": sid, "model_seq_id": n, "base_model": "tiny", "type": "create_model",
+             "lora_config": {"rank": rank, "train_unembed": True, "train_mlp": True, "train_attn": True}}, **kw)
+    got = wait(r["request_id"], **({"key": kw["key"]} if "key" in kw else {}))
+    assert got.get("model_id") == "%s:train:%d" % (sid, n), got
+    return got["model_id"]
+
+
+def datum(tokens, weights=None):
+    n = len(tokens)
+    vec = lambda v, t: {"data": v, "dtype": t, "shape": [n]}
+    return {"model_input": {"chunks": [{"tokens": tokens, "type": "encoded_text"}]}, "loss_fn_inputs": {
+        "target_tokens": vec(tokens[1:] + [7], "int64"), "weights": vec(weights or [1.0] * n, "float32")}}
+
+
+def fb_body(model, seq, tokens=(1, 2, 3, 4, 5), key="forward_backward_input"):
+    return {key: {"data": [datum(list(tokens))], "loss_fn": "cross_entropy", "loss_fn_config": {}},
+            "model_id": model, "seq_id": seq}
+
+
+def fb(model, seq, tokens=(1, 2, 3, 4, 5), **kw):
+    return post("forward_backward", fb_body(model, seq, tokens), **kw)["request_id"]
+
+
+def step(model, seq, lr=1e-4, **kw):
+    return post("optim_step", {"adam_params": {"learning_rate": lr}, "model_id": model, "seq_id": seq,
+                "type": "optim_step"}, **kw)["request_id"]
+
+
+def save(model, seq, name, what="save_weights", **kw):
+    return post(what, dict({"model_id": model, "path": name, "seq_id": seq, "type": what}, **kw))["request_id"]
+
+
+def sampler(model, seq, n, **kw):
+    r = wait(post("save_weights_for_sampler", {"model_id": model, "sampling_session_seq_id": n, "kind": "snapshot",
+                  "seq_id": seq, "type": "save_weights_for_sampler"}, **kw)["request_id"])
+    return r["sampling_session_id"]
+
+
+def sample_body(session, seq, prompt=(1, 2, 3), n=1, tokens=4, **kw):
+    return dict({"num_samples": n, "prompt": {"chunks": [{"tokens": list(prompt), "type": "encoded_text"}]},
+                 "sampling_params": {"max_tokens": tokens, "seed": 1, "temperature": 1.0, "stop": []},
+                 "sampling_session_id": session, "seq_id": seq, "type": "sample"}, **kw)
+
+
+def sample(session, seq, *a, **kw):
+    key = {"key": kw.pop("key")} if "key" in kw else {}
+    return post("asample", sample_body(session, seq, *a, **kw), **key)

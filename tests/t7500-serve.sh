@@ -142,7 +142,7 @@ assert len(open(\"log\").readlines()) == 1
 '
 test_case 'bodies: a limit, whole, truncated, compressed, and how many' '
 	serve_start --max-body 1 --max-adapters 2 --max-rank 8 --max-model-len 64 --poll-hold 1 --gap-timeout 1 \
-	    --result-ttl 5 --dtype f32 --device cpu --threads 1 --alert true
+	    --result-ttl 5 --snapshot-every 2 --dtype f32 --device cpu --threads 1 --alert true
 	ask "
 path, pad = \"/api/v1/telemetry\", lambda n: b\"{}\" + b\" \" * (n - 2)
 for n, status in ((0, 200), (2, 200), ((1 << 20) - 1, 200), (1 << 20, 200), ((1 << 20) + 1, 413), (3 << 20, 413)):

@@ -19,7 +19,7 @@ struct tw_httpd;
 struct tw_srv;
 struct tw_key;
 struct tw_tenant;
-struct tw_route;
+struct tw_endpoint;
 
 /* Bytes that several owners share: a result that is sent to one poll and kept for the next. */
 struct tw_blob {
@@ -40,7 +40,7 @@ struct tw_req {
     struct tw_str body;             /* whole, its coding undone */
     struct tw_arena arena;          /* lives as long as the request */
     /* The router's. */
-    const struct tw_route *route;
+    const struct tw_endpoint *route;
     struct tw_tenant *tenant;       /* NULL: a route that needs no key */
     unsigned rights;
     bool counted;                   /* among the tenant's open requests */

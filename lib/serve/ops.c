@@ -83,7 +83,7 @@ static void metrics(struct tw_srv *s, struct tw_req *r)
     tw_buf_free(&b);
 }
 
-const struct tw_route tw_routes_ops[] = {
+const struct tw_endpoint tw_routes_ops[] = {
     { "GET", "healthz", 0, healthz },
     { "GET", "api/v1/healthz", 0, healthz },
     { "GET", "api/v1/get_server_capabilities", TW_RIGHT_ANY, capabilities },

@@ -1,7 +1,9 @@
 /* route.c - from method and path to a handler; nobody passes without a key */
 #include "srv_priv.h"
 
-static const struct tw_route *const tables[] = { tw_routes_session, tw_routes_ops };
+static const struct tw_endpoint *const tables[] = {
+    tw_routes_session, tw_routes_future, tw_routes_run, tw_routes_train, tw_routes_smp, tw_routes_ops
+};
 
 /* "api/v1/training_runs/ * /checkpoints" against the segments. */
 static bool matches(const struct tw_req *r, const char *pattern)
@@ -21,11 +23,11 @@ static bool matches(const struct tw_req *r, const char *pattern)
     }
 }
 
-static const struct tw_route *find(struct tw_req *r, bool *known)
+static const struct tw_endpoint *find(struct tw_req *r, bool *known)
 {
     *known = false;
     for (size_t t = 0; t < sizeof tables / sizeof *tables; t++)
-        for (const struct tw_route *p = tables[t]; p->method; p++)
+        for (const struct tw_endpoint *p = tables[t]; p->method; p++)
             if (matches(r, p->pattern)) {
                 *known = true;
                 if (!strcmp(p->method, r->method))

@@ -1,5 +1,5 @@
 /* serve.c - the server's start, loop and end */
-#include "srv_priv.h"
+#include "records.h"
 #include "base/io.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -8,7 +8,8 @@
 #include <unistd.h>
 
 #define TICK_S 0.5
-#define DRAIN_S 5.0                 /* after SIGTERM, for replies to get out */
+#define SWEEP_S 1.0 /* between looks for what has expired */
+#define DRAIN_S 5.0 /* after SIGTERM, for replies to get out */
 
 static int open_state(struct tw_srv *s, struct tw_err *err)
 {
@@ -56,17 +57,25 @@ static void reopen_log(struct tw_log_file *l)
 static int open_http(struct tw_srv *s, struct tw_err *err)
 {
     struct tw_httpd_opts h = {
-        .listen = s->o->listen, .cert = s->o->tls_cert, .key = s->o->tls_key,
-        .max_body = (size_t)s->o->max_body << 20, .max_bodies = (size_t)s->o->max_body << 24,
-        .head_s = 30, .body_s = 60, .idle_s = 75, .arg = s,
-        .begin = tw_route_begin, .handle = tw_route_handle, .done = tw_route_done,
+        .listen = s->o->listen,
+        .cert = s->o->tls_cert,
+        .key = s->o->tls_key,
+        .max_body = (size_t)s->o->max_body << 20,
+        .max_bodies = (size_t)s->o->max_body << 24,
+        .head_s = 30,
+        .body_s = 60,
+        .idle_s = 75,
+        .arg = s,
+        .begin = tw_route_begin,
+        .handle = tw_route_handle,
+        .done = tw_route_done,
     };
 
     if (!s->o->tls_cert != !s->o->tls_key)
         return tw_fail_code(err, TW_EMISUSE, "--tls-cert", 0, "goes with --tls-key");
     if (!s->o->keys && !tw_listen_local(s->o->listen))
-        return tw_fail_code(err, TW_EMISUSE, "--listen", 0, "%s is open to others: that needs --keys",
-                s->o->listen);
+        return tw_fail_code(
+                err, TW_EMISUSE, "--listen", 0, "%s is open to others: that needs --keys", s->o->listen);
     s->http = tw_httpd_open(&h, err);
     return s->http ? tw_httpd_watch(s->http, s->box.fd, err) : -1;
 }
@@ -115,6 +124,13 @@ static void tick(struct tw_srv *s)
     if (!s->stopping)
         on_keys(s);
     tw_sess_tick(s, tw_wall());
+    tw_order_tick(s, now);
+    tw_future_tick(s, now, tw_wall());
+    if (now < s->next_sweep)
+        return;
+    s->next_sweep = now + SWEEP_S;
+    tw_saved_tick(s, tw_wall());
+    tw_future_prune(s, tw_wall());
 }
 
 static int signals(sigset_t *set, struct tw_err *err)
@@ -127,7 +143,7 @@ static int signals(sigset_t *set, struct tw_err *err)
     sigaddset(set, SIGHUP);
     pthread_sigmask(SIG_BLOCK, set, NULL);
     signal(SIGPIPE, SIG_IGN);
-    signal(SIGCHLD, SIG_IGN);                   /* alert commands need no burial */
+    signal(SIGCHLD, SIG_IGN); /* alert commands need no burial */
     fd = signalfd(-1, set, SFD_CLOEXEC | SFD_NONBLOCK);
     if (fd < 0)
         tw_fail(err, NULL, 0, "no signalfd: %s", strerror(errno));
@@ -172,6 +188,7 @@ static int loop(struct tw_srv *s, int sigfd, struct tw_err *err)
         if (!deadline && !take_signals(s, sigfd)) {
             s->stopping = true;
             tw_httpd_quiesce(s->http);
+            tw_future_release(s);
             deadline = tw_now() + DRAIN_S;
         }
     }
@@ -183,7 +200,16 @@ static void close_all(struct tw_srv *s)
     struct tw_err err = { 0 };
 
     tw_httpd_close(s->http);
+    s->closing = true;
+    if (s->worker)
+        tw_worker_close(s->worker, false);
+    while (s->box.last && tw_mail_run(&s->box))
+        ;
     tw_store_close(s->store);
+    tw_future_free_all(s);
+    tw_trun_free_all(s);
+    tw_saved_free_all(s);
+    tw_smp_free_all(s);
     tw_sess_free(s);
     tw_keys_close(s->keys);
     tw_mailbox_close(&s->box);
@@ -197,6 +223,16 @@ static void close_all(struct tw_srv *s)
     free(s->tmp);
 }
 
+static int load_state(struct tw_srv *s, struct tw_err *err)
+{
+    if (!strchr(s->name[0], '/')) /* no name that clients could ask a hub for */
+        s->tokenizer = tw_worker_dir(s->worker);
+    return tw_sess_load(s, err) || tw_trun_load(s, err) || tw_saved_load(s, err) || tw_smp_load(s, err) ||
+                    tw_replay(s, err)
+            ? -1
+            : 0;
+}
+
 int tw_serve(const struct tw_serve_opts *o, struct tw_err *err)
 {
     struct tw_srv s = { .o = o, .started = tw_wall() };
@@ -205,8 +241,9 @@ int tw_serve(const struct tw_serve_opts *o, struct tw_err *err)
 
     name_model(&s);
     if (sigfd >= 0 && !tw_mailbox_open(&s.box, &s, err) && (s.keys = tw_keys_open(o->keys, err)) &&
-            !open_log(&s.access, o->access_log, err) && !open_state(&s, err) && !tw_sess_load(&s, err) &&
-            !open_http(&s, err) && !tw_httpd_watch(s.http, sigfd, err) && !announce(&s, err))
+            !open_log(&s.access, o->access_log, err) && !open_state(&s, err) && !tw_glue_open(&s, err) &&
+            !load_state(&s, err) && !open_http(&s, err) && !tw_httpd_watch(s.http, sigfd, err) &&
+            !announce(&s, err))
         ret = loop(&s, sigfd, err);
     close_all(&s);
     if (sigfd >= 0)

@@ -1,7 +1,7 @@
 /* sess.c - sessions: made, kept alive by heartbeats, finished or expired; what clients are configured with */
-#include "srv_priv.h"
+#include "records.h"
 
-#define HEARTBEAT_SAVED_S 60.0      /* how much of a session's last sign of life a crash may forget */
+#define HEARTBEAT_SAVED_S 60.0 /* how much of a session's last sign of life a crash may forget */
 
 static void add(struct tw_srv *s, struct tw_sess *e)
 {
@@ -23,7 +23,7 @@ static int load_row(void *arg, const struct tw_row *r)
     e->tenant = tw_keys_tenant(s->keys, tenant ? tenant : "");
     free(tenant);
     e->created = tw_col_num(r, 2);
-    e->seen = tw_wall();                        /* a restart is nobody's silence */
+    e->seen = tw_wall(); /* a restart is nobody's silence */
     e->finished = tw_col_dup(r, 3);
     e->detail = tw_col_dup(r, 4);
     e->ended = tw_col_num(r, 5);
@@ -39,8 +39,10 @@ static int load_row(void *arg, const struct tw_row *r)
 
 int tw_sess_load(struct tw_srv *s, struct tw_err *err)
 {
-    return tw_store_read(s->store, "SELECT id, tenant, created, finished, detail, ended, tags, user_metadata,"
-            " display_name, project, sdk, idem FROM session ORDER BY created", load_row, s, err, "");
+    return tw_store_read(s->store,
+            "SELECT id, tenant, created, finished, detail, ended, tags, user_metadata,"
+            " display_name, project, sdk, idem FROM session ORDER BY created",
+            load_row, s, err, "");
 }
 
 void tw_sess_free(struct tw_srv *s)
@@ -87,8 +89,9 @@ struct tw_sess *tw_sess_of(struct tw_srv *s, struct tw_req *r, struct tw_str id)
 static void client_config(struct tw_srv *s, struct tw_req *r)
 {
     static const char text[] = "{\"use_pyqwest_transport\": false, \"pjwt_auth_enabled\": false, "
-        "\"parallel_fwdbwd_chunks\": true, \"proto_compress_fwdbwd\": false, \"proto_write_fwdbwd\": true, "
-        "\"fwd_via_fwdbwd\": true, \"create_model_via_load_weights\": true}";
+                               "\"parallel_fwdbwd_chunks\": true, \"proto_compress_fwdbwd\": false, "
+                               "\"proto_write_fwdbwd\": true, "
+                               "\"fwd_via_fwdbwd\": true, \"create_model_via_load_weights\": true}";
 
     tw_reply(r, 200, "application/json", text, sizeof text - 1);
 }
@@ -96,7 +99,7 @@ static void client_config(struct tw_srv *s, struct tw_req *r)
 static void dynamic_config(struct tw_srv *s, struct tw_req *r)
 {
     static const char text[] = "{\"refresh_interval_sec\": 300, \"sample_cancel_enabled\": true, "
-        "\"sample_cancel_max_batch_size\": 64}";
+                               "\"sample_cancel_max_batch_size\": 64}";
 
     tw_reply(r, 200, "application/json", text, sizeof text - 1);
 }
@@ -122,10 +125,7 @@ static void reply_session(struct tw_req *r, const struct tw_sess *e)
     tw_reply_json(r, 200, &b);
 }
 
-static void forget(struct tw_req *r)
-{
-    ((struct tw_op *)r->user)->user = NULL;
-}
+static void forget(struct tw_req *r) { ((struct tw_op *)r->user)->user = NULL; }
 
 static void created(void *arg, struct tw_op *o)
 {
@@ -186,9 +186,11 @@ static void create_session(struct tw_srv *s, struct tw_req *r)
     e->sdk = tw_str_dup(sdk);
     add(s, e);
     o = tw_op_new(created, s);
-    tw_op_add(o, "INSERT INTO session (id, tenant, created, seen, tags, user_metadata, display_name, project,"
-            " sdk, idem) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", "ttddtttttt", e->id,
-            e->tenant->name, e->created, e->seen, e->tags, e->user_metadata, e->display_name, e->project, e->sdk, e->idem);
+    tw_op_add(o,
+            "INSERT INTO session (id, tenant, created, seen, tags, user_metadata, display_name, project,"
+            " sdk, idem) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "ttddtttttt", e->id, e->tenant->name, e->created, e->seen, e->tags, e->user_metadata,
+            e->display_name, e->project, e->sdk, e->idem);
     tw_audit(s, o, e->tenant, "create_session", e->id);
     o->user = r;
     o->user2 = e;
@@ -216,8 +218,8 @@ static void telemetry(struct tw_srv *s, struct tw_req *r)
     tw_reply(r, 200, "application/json", text, sizeof text - 1);
 }
 
-static void end_session(struct tw_srv *s, struct tw_sess *e, const char *reason, const char *detail,
-        struct tw_op *o)
+static void end_session(
+        struct tw_srv *s, struct tw_sess *e, const char *reason, const char *detail, struct tw_op *o)
 {
     e->finished = tw_xstrdup(reason);
     e->detail = detail ? tw_xstrdup(detail) : NULL;
@@ -227,6 +229,12 @@ static void end_session(struct tw_srv *s, struct tw_sess *e, const char *reason,
             e->finished, e->detail, e->ended, e->seen, e->id);
     tw_audit(s, o, e->tenant, "end_session", e->id);
     tw_store_submit(s->store, o);
+    for (int64_t i = 0; i < s->run.n; i++)
+        if (((struct tw_trun *)s->run.v[i])->sess == e)
+            tw_trun_end(s, s->run.v[i], true);
+    for (int64_t i = s->sampler.n; i--;)
+        if (((struct tw_smp *)s->sampler.v[i])->sess == e)
+            tw_smp_end(s, s->sampler.v[i]);
 }
 
 static void finished(void *arg, struct tw_op *o)
@@ -260,7 +268,7 @@ static void finish(struct tw_srv *s, struct tw_req *r)
         tw_reply_error(r, 400, "reason.type is success, errored or interrupted");
         return;
     }
-    if (e->finished) {                          /* the first reason wins */
+    if (e->finished) { /* the first reason wins */
         tw_reply(r, 204, NULL, NULL, 0);
         return;
     }
@@ -295,12 +303,10 @@ void tw_sess_tick(struct tw_srv *s, double wall)
         tw_store_submit(s->store, o);
 }
 
-const struct tw_route tw_routes_session[] = {
-    { "POST", "api/v1/client/config", TW_RIGHT_ANY, client_config },
+const struct tw_endpoint tw_routes_session[] = { { "POST", "api/v1/client/config", TW_RIGHT_ANY,
+                                                         client_config },
     { "POST", "api/v1/client/dynamic_config", TW_RIGHT_ANY, dynamic_config },
     { "POST", "api/v1/create_session", TW_RIGHT_ANY, create_session },
     { "POST", "api/v1/session_heartbeat", TW_RIGHT_ANY, heartbeat },
     { "POST", "api/v1/sessions/*/finish", TW_RIGHT_ANY, finish },
-    { "POST", "api/v1/telemetry", TW_RIGHT_ANY, telemetry },
-    { 0 }
-};
+    { "POST", "api/v1/telemetry", TW_RIGHT_ANY, telemetry }, { 0 } };

@@ -15,6 +15,7 @@ struct tw_serve_opts {
     int64_t max_adapters, max_rank, max_model_len;
     const char *tls_cert, *tls_key;
     int64_t max_body;               /* MiB */
+    int64_t snapshot_every;         /* optimiser steps; 0: never */
     double poll_hold, session_timeout, gap_timeout, result_ttl;
     const char *access_log, *alert;
 };

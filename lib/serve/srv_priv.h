@@ -28,6 +28,11 @@ struct tw_log_file {
     const char *path;
 };
 
+struct tw_list_of {
+    void **v;
+    int64_t n;
+};
+
 struct tw_srv {
     const struct tw_serve_opts *o;
     struct tw_httpd *http;
@@ -37,18 +42,31 @@ struct tw_srv {
     struct tw_map_of sessions, idem;    /* of struct tw_sess: by id; by "TENANT KEY" */
     struct tw_sess **sess;              /* [nsess] as they were made */
     int64_t nsess;
+    struct tw_map_of futures, dedup;    /* of struct tw_future: by id; by what may run once */
+    struct tw_map_of runs, ckpts, samplers;
+    struct tw_list_of run, ckpt, sampler;   /* the same as they were made */
+    struct tw_poll *polls, *last_poll;  /* by deadline */
+    int64_t npolls, nheld, nskipped, ndone[2];
+    int64_t next_n;                     /* names the next folder */
+    double next_evict, next_sweep;
+    char *swap;
+    const char *tokenizer;              /* what clients load the tokenizer from; NULL: the name */
+    bool closing;
+    int64_t tokens_trained, tokens_sampled;
+    struct tw_worker *worker;
+    const struct tw_limits *limits;
     const char **name;                  /* [nname] of the base model */
     int nname;
     int64_t window;                     /* of the model, in tokens */
     char *tmp;                          /* the state folder, when it is the server's own to remove */
     struct tw_log_file access;
-    double next_tick, started, sess_saved;
+    double next_tick, started, sess_saved, pruned;
     int64_t by_status[6], nrequests;
     double seconds_sum;
     bool stopping;
 };
 
-struct tw_route {
+struct tw_endpoint {
     const char *method, *pattern;       /* segments; * is any one */
     unsigned right;                     /* one of these; 0: open to all */
     void (*handle)(struct tw_srv *s, struct tw_req *r);
@@ -58,7 +76,8 @@ struct tw_route {
 void tw_route_begin(struct tw_req *r);
 void tw_route_handle(struct tw_req *r);
 void tw_route_done(struct tw_req *r, int status, size_t in, size_t out, double seconds);
-extern const struct tw_route tw_routes_session[], tw_routes_ops[];     /* each ends with method NULL */
+extern const struct tw_endpoint tw_routes_session[], tw_routes_ops[], tw_routes_future[], tw_routes_run[],
+    tw_routes_train[], tw_routes_smp[];         /* each ends with method NULL */
 
 /* util.c */
 double tw_wall(void);                           /* seconds since 1970 */
@@ -74,6 +93,11 @@ bool tw_id_ok(struct tw_str s);                 /* letters, digits and . _ - : @
 void tw_audit(struct tw_srv *s, struct tw_op *o, const struct tw_tenant *t, const char *event,
         const char *detail);
 void tw_alert(struct tw_srv *s, const char *event, const char *text);
+
+void tw_list_add(struct tw_list_of *l, void *v);
+void tw_list_del(struct tw_list_of *l, const void *v);
+/* STATE/KIND/N, which is made where MAKE, and its parent always. */
+char *tw_state_dir(struct tw_srv *s, const char *kind, int64_t n, bool make);
 
 /* sess.c */
 /* A live session of the request's tenant; else a 403, or a 410 for one that ended, was sent. */

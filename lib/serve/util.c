@@ -1,5 +1,6 @@
 /* util.c - ids, times, bodies, what is told to the operator */
 #include "srv_priv.h"
+#include "base/io.h"
 #include <errno.h>
 #include <signal.h>
 #include <spawn.h>
@@ -83,6 +84,39 @@ int tw_req_text(struct tw_req *r, const struct tw_json *j, const char *key, bool
     else
         tw_reply_error(r, 400, "%s is missing", key);
     return -1;
+}
+
+void tw_list_add(struct tw_list_of *l, void *v)
+{
+    if (!(l->n & (l->n - 1)))
+        l->v = tw_xreallocarray(l->v, l->n ? (size_t)l->n * 2 : 1, sizeof *l->v);
+    l->v[l->n++] = v;
+}
+
+void tw_list_del(struct tw_list_of *l, const void *v)
+{
+    int64_t i = l->n;
+
+    while (i-- && l->v[i] != v)
+        ;
+    if (i < 0)
+        return;
+    memmove(l->v + i, l->v + i + 1, (size_t)(l->n - i - 1) * sizeof *l->v);
+    l->n--;
+    if (l->n && !(l->n & (l->n - 1)))
+        l->v = tw_xreallocarray(l->v, (size_t)l->n, sizeof *l->v);
+}
+
+char *tw_state_dir(struct tw_srv *s, const char *kind, int64_t n, bool make)
+{
+    char *parent = tw_path_join(tw_store_dir(s->store), kind), *dir;
+    struct tw_err err = { 0 };
+
+    dir = tw_xasprintf("%s/%lld", parent, (long long)n);
+    if (tw_mkdirs(make ? dir : parent, &err))
+        tw_alert(s, "state", err.msg);
+    free(parent);
+    return dir;
 }
 
 char *tw_str_dup(struct tw_str s)

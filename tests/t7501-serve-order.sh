@@ -1,0 +1,153 @@
+#!/bin/sh
+# Requests of a model run by their numbers, each once; futures; what a repeat, a gap and a refusal do.
+. "$(dirname "$0")/lib.sh"
+. "$(dirname "$0")/serve.sh"
+
+test_case 'numbers that come as 2, 3, 1 run as 1, 2, 3; a repeat is the same request' '
+	serve_start
+	ask "
+m, s = create(session()), create(session())
+tok = lambda i: [i + 1, i + 2, i + 3, i + 4]
+def ask(m, i):
+    return step(m, i, 1e-3) if i % 2 == 0 else fb(m, i, tok(i))
+plain = [wait(ask(m, i)) for i in range(1, 7)]
+ids = {i: ask(s, i) for i in (2, 3, 6, 1, 5, 4)}
+assert [wait(ids[i]) for i in range(1, 7)] == plain
+assert all(ask(s, i) == ids[i] for i in ids)
+assert [wait(ids[i]) for i in range(1, 7)] == plain
+r = wait(fb(s, 3, [9, 9, 9]))
+assert r[\"category\"] == \"user\" and \"another request\" in r[\"error\"], r
+both = [None, None]
+def send(k):
+    both[k] = ask(s, 7)
+t = [threading.Thread(target=send, args=(k,)) for k in (0, 1)]
+[x.start() for x in t]; [x.join() for x in t]
+assert both[0] == both[1]
+"
+'
+test_case 'an optim_step sent three times is one step' '
+	serve_start
+	ask "
+a, b = create(session()), create(session())
+for m, n in ((a, 1), (b, 3)):
+    fb(m, 1)
+    assert len({step(m, 2, 1e-3) for i in range(n)}) == 1
+assert wait(fb(a, 3)) == wait(fb(b, 3))
+"
+'
+test_case 'a gap is skipped after a while, a late number fails, a refused one is consumed' '
+	serve_start --gap-timeout 1
+	ask "
+m = create(session())
+t = time.time()
+late = fb(m, 2)
+r = wait(late)
+assert \"loss_fn_outputs\" in r and 0.8 < time.time() - t < 4, r
+r = wait(fb(m, 1))
+assert r[\"category\"] == \"user\" and \"past\" in r[\"error\"], r
+r = wait(post(\"forward_backward\", {\"forward_backward_input\": {\"data\": [], \"loss_fn\": \"no_such\"}, \"model_id\": m, \"seq_id\": 3})[\"request_id\"])
+assert r[\"category\"] == \"user\", r
+t = time.time()
+assert \"metrics\" in wait(step(m, 4)) and time.time() - t < 0.8
+"
+'
+test_case 'polls are held, then 408; results are fetched again; unknown ids are 404' '
+	serve_start --poll-hold 1 --gap-timeout 3
+	ask "
+m = create(session())
+rid = fb(m, 2)
+t = time.time()
+r = call(\"POST\", \"/api/v1/retrieve_future\", {\"request_id\": rid})
+assert r.status == 408 and r.json[\"type\"] == \"try_again\" and r.json[\"request_id\"] == rid, r.body
+assert 0.9 < time.time() - t < 2
+assert wait(rid) == wait(rid)
+x = expect(404, \"POST\", \"/api/v1/retrieve_future\", {\"request_id\": \"req-\" + \"0\" * 32}).body
+assert x == expect(404, \"POST\", \"/api/v1/retrieve_future\", {\"request_id\": rid}, key=\"tml-other\").body
+expect(400, \"POST\", \"/api/v1/retrieve_future\", {\"request_id\": 3})
+expect(204, \"POST\", \"/api/v1/cancel_future\", {\"request_id\": rid})
+expect(404, \"POST\", \"/api/v1/cancel_future\", {\"request_id\": \"x\"})
+"
+'
+test_case 'two thousand parked polls and as many posts at once' '
+	serve_start --gap-timeout 4 --snapshot-every 0
+	ask "
+import resource, selectors
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+m = create(session())
+rid = fb(m, 2)
+body = json.dumps({\"request_id\": rid}).encode()
+text = b\"POST /api/v1/retrieve_future HTTP/1.1\\r\\nHost: x\\r\\nX-API-Key: tml-test\\r\\nContent-Length: %d\\r\\n\\r\\n\" % len(body) + body
+polls = [raw() for i in range(2000)]
+for s in polls:
+    s.sendall(text)
+t = time.time()
+while metric(\"tw_parked_requests\") < 2000:
+    assert time.time() - t < 3
+worst = 0
+for i in range(20):
+    t = time.time()
+    get(\"healthz\")
+    worst = max(worst, time.time() - t)
+assert worst < 0.5, worst
+got = [s.recv(4096) for s in polls]
+assert all(b\" 200 OK\" in g for g in got)
+assert metric(\"tw_parked_requests\") == 0
+sm = sampler(m, 3, 0)
+def one(i):
+    body = json.dumps(sample_body(sm, i, tokens=1)).encode()
+    s = raw()
+    s.sendall(b\"POST /api/v1/asample HTTP/1.1\\r\\nHost: x\\r\\nX-API-Key: tml-test\\r\\nContent-Length: %d\\r\\n\\r\\n\" % len(body) + body)
+    return s
+posts = [one(i) for i in range(2048)]
+got = [s.recv(4096) for s in posts]
+ids = [json.loads(g.split(b\"\\r\\n\\r\\n\")[1])[\"request_id\"] for g in got]
+assert len(set(ids)) == 2048
+with concurrent.futures.ThreadPoolExecutor(16) as ex:
+    assert all(len(r[\"sequences\"]) == 1 for r in ex.map(wait, ids))
+"
+'
+test_case 'kill -9 at any time: the same results, the same adapter' '
+	cat >run.py <<-X
+	import pickle, random
+	N, sid = 24, session()
+	m, ids = create(sid), []
+	def go(i):
+	    ids.append((fb(m, 2 * i + 1, [random.Random(i).randrange(100) for k in range(24)]), step(m, 2 * i + 2, 1e-3)))
+	X
+	again="exec(open(\"run.py\").read())"
+	serve_start --state st
+	ask "$again
+[go(i) for i in range(N)]
+out = [(wait(a), wait(b)) for a, b in ids]
+assert \"path\" in wait(save(m, 2 * N + 1, \"end\"))
+pickle.dump(out, open(\"out\", \"wb\"))
+"
+	serve_stop
+	test_equal $STATUS 0
+	want=$(cat st/checkpoints/*/adapter_model.safetensors | cksum)
+	for cut in 1 9 17 23; do
+	    rm -rf st
+	    serve_start --state st --snapshot-every 4
+	    ask "$again
+[go(i) for i in range($cut)]
+pickle.dump((m, ids), open(\"ids\", \"wb\"))
+"
+	    serve_stop KILL
+	    serve_start --state st --snapshot-every 4
+	    ask "
+import pickle
+exec(open(\"run.py\").read().replace(\"session()\", \"None\").replace(\"create(sid)\", \"None\"))
+m, ids = pickle.load(open(\"ids\", \"rb\"))
+old = list(ids)
+ids.pop()
+go($cut - 1)
+assert ids == old
+[go(i) for i in range($cut, N)]
+assert [(wait(a), wait(b)) for a, b in ids] == pickle.load(open(\"out\", \"rb\"))
+assert \"path\" in wait(save(m, 2 * N + 1, \"end\"))
+"
+	    test_equal "$(cat st/checkpoints/*/adapter_model.safetensors | cksum)" "$want"
+	    serve_stop KILL
+	done
+'
+test_done
