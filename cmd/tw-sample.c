@@ -57,6 +57,8 @@ static const struct tw_opt table[] = {
         "record the K most likely tokens at each position" },
     { "prompt-logprobs", 0, TW_OFLAG(struct tw_sample_opts, prompt_logprobs), NULL, NULL,
         "record log-probabilities of the prompt" },
+    { "routed-experts", 0, TW_OFLAG(struct tw_sample_opts, routed_experts), NULL, NULL,
+        "record which experts each token went to" },
     { "score", 0, TW_OFLAG(struct tw_sample_opts, score), NULL, NULL,
         "sample nothing: add the log-probabilities of what is there" },
     { "chat", 0, TW_OFLAG(struct tw_sample_opts, chat), NULL, NULL, "talk in the terminal" },

@@ -240,6 +240,12 @@ static void fill_info(struct tw_model *m)
 
     *o = (struct tw_model_info){ .family = c->family->name, .V = c->V, .D = c->D, .L = c->L,
         .max_positions = c->max_positions, .tied = m->tied };
+    if (m->nmoe) {
+        o->routers = m->nmoe;
+        o->experts = c->moe.E;
+        o->topk = c->moe.K;
+        o->router_bias = c->moe.route == TW_ROUTE_SIGMOID;
+    }
     for (int64_t i = 0; i < m->nw; i++) {
         const struct tw_weight *w = &m->w[i];
         int64_t n = tw_mat_size(&w->w);

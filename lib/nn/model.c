@@ -182,6 +182,7 @@ void tw_model_close(struct tw_model *m)
     tw_state_pool_free(m);
     tw_stack_free(&m->stack);
     tw_mem_free(&m->rope_mem);
+    tw_mem_free(&m->choices);
     tw_mem_free(&m->grads);
     tw_mem_free(&m->mem);
     free_lists(m);

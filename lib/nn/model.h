@@ -31,6 +31,8 @@ struct tw_model_info {
     int64_t V, D, L, max_positions;
     int64_t params, active_matmul;      /* all parameters; those a token multiplies (head included) */
     bool tied;
+    int64_t routers, experts, topk;     /* layers with experts; experts of each; of a token */
+    bool router_bias;           /* a bias in the choice of experts */
 };
 const struct tw_model_info *tw_model_info(const struct tw_model *m);
 
@@ -103,6 +105,11 @@ struct tw_seq {
     struct tw_adapter *adapter; /* NULL: the base */
     uint64_t key;               /* names the sample for dropout: same key, same masks */
     struct tw_state *state;     /* decoding: token[] follow what the state holds; NULL: none */
+    /* Of models with experts, where nothing is decoded: */
+    const int32_t *experts;     /* (host) [n, routers, topk] to be used in place of the routers'
+                                 * choice; of tokens whose first is -1 they choose; NULL: always */
+    double aux;                 /* coefficient of the sequence's balancing loss, below */
+    double *balance;            /* out, its value; NULL: not wanted */
 };
 
 /* A row whose target's log-probability is asked for: sequence s predicts `target` from its token at
@@ -130,6 +137,19 @@ int tw_model_run(struct tw_model *m, const struct tw_seq *seq, int64_t nseq, str
         int64_t nrow, unsigned flags,
         int (*coef_fn)(void *arg, struct tw_row *row, int64_t nrow, struct tw_err *err), void *arg,
         struct tw_err *err);
+
+/* The balancing loss of a sequence, over the N rows of its tokens and all routers: E times the sum
+ * over experts of (choices of it / N) (mean of its probability), which is topk when all are used
+ * alike. Its gradient goes through the probabilities. It is a sequence's own, so it does not depend
+ * on what else is in a batch.
+ *
+ * Counting the choices of all routers in passes with TW_BACKWARD, from now on; then each router's bias
+ * moves by RATE towards the experts that were chosen less than the mean, and counting starts anew. */
+int tw_model_count_choices(struct tw_model *m, struct tw_err *err);
+int tw_model_move_bias(struct tw_model *m, double rate, struct tw_err *err);
+/* Whether decode states keep the experts of their tokens; of one that does [len, routers, topk]. */
+void tw_model_record_experts(struct tw_model *m, bool on);
+const int32_t *tw_state_experts(const struct tw_state *s);
 
 /* Room for the activations of the largest batch to come, as tw_model_plan() counts them: later
  * batches find it there. tw_model_touch() makes the system hand over all of it. */

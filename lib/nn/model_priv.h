@@ -89,6 +89,8 @@ struct tw_model {
     struct tw_stack stack;
     struct tw_dev *count;       /* the counting device of dev */
     size_t kv_block;            /* bytes of a block of a decode state */
+    struct tw_devmem choices;   /* counts [nmoe, E] of choices; empty: nobody asked */
+    bool record;                /* states keep experts */
     struct tw_kv *kv_free;      /* blocks to be used again */
     struct tw_kv_slab *kv_slab; /* what blocks are cut from */
     int64_t kv_blocks;          /* all there are */

@@ -29,44 +29,72 @@ static int parts_of(const struct tw_optim *o, bool weights, struct part part[2])
 /* Does parameter P lie row after row on the device? A vector does, and all of an adapter. */
 static bool plain(const struct tw_optim *o, const struct tw_param *p)
 {
-    return o->rows || p->w.rows == 1;
+    return o->rows || !p->matrix;
 }
 
-static struct tw_mat mat_of(const struct tw_param *p, float *data)
+static int64_t rows_of(const struct tw_param *p)
 {
-    return (struct tw_mat){ .data = data ? data : p->w.data, .dtype = TW_F32, .rows = p->w.rows,
+    return tw_mat_count(&p->w) * p->w.rows;
+}
+
+/* The matrix that row *ROW of P lies in, and its row there; *N rows at most are in the same. */
+static struct tw_mat mat_of(const struct tw_param *p, float *data, int64_t *row, int64_t *n)
+{
+    int64_t i = *row / p->w.rows;
+    struct tw_mat m = { .data = data ? data : p->w.data, .dtype = TW_F32, .rows = p->w.rows,
         .cols = p->w.cols };
+
+    m.data = (float *)m.data + i * (p->n / tw_mat_count(&p->w));
+    *row -= i * p->w.rows;
+    *n = p->w.rows - *row < *n ? p->w.rows - *row : *n;
+    return m;
 }
 
 static void fetch(const struct tw_optim *o, const struct tw_param *p, float *data, int64_t row,
         int64_t n, float *host)
 {
-    struct tw_mat m = mat_of(p, data);
+    int64_t cols = p->w.cols, k;
 
-    if (plain(o, p))
-        tw_ops(o->dev)->get(o->dev, host, (float *)m.data + row * m.cols,
-                (size_t)(n * m.cols) * sizeof(float));
-    else
-        tw_ops(o->dev)->mat_get(o->dev, host, &m, row, n);
+    if (plain(o, p)) {
+        tw_ops(o->dev)->get(o->dev, host, (data ? data : (float *)p->w.data) + row * cols,
+                (size_t)(n * cols) * sizeof(float));
+        return;
+    }
+    for (int64_t at = 0; at < n; at += k) {
+        int64_t r = row + at;
+        struct tw_mat m;
+
+        k = n - at;
+        m = mat_of(p, data, &r, &k);
+        tw_ops(o->dev)->mat_get(o->dev, host + at * cols, &m, r, k);
+    }
 }
 
 static void store(const struct tw_optim *o, const struct tw_param *p, float *data, int64_t row,
         int64_t n, const float *host)
 {
-    struct tw_mat m = mat_of(p, data);
+    int64_t cols = p->w.cols, k;
 
-    if (plain(o, p))
-        tw_ops(o->dev)->put(o->dev, (float *)m.data + row * m.cols, host,
-                (size_t)(n * m.cols) * sizeof(float));
-    else
-        tw_ops(o->dev)->mat_put(o->dev, &m, host, TW_F32, row, n);
+    if (plain(o, p)) {
+        tw_ops(o->dev)->put(o->dev, (data ? data : (float *)p->w.data) + row * cols, host,
+                (size_t)(n * cols) * sizeof(float));
+        return;
+    }
+    for (int64_t at = 0; at < n; at += k) {
+        int64_t r = row + at;
+        struct tw_mat m;
+
+        k = n - at;
+        m = mat_of(p, data, &r, &k);
+        tw_ops(o->dev)->mat_put(o->dev, &m, host + at * cols, TW_F32, r, k);
+    }
 }
 
 static int64_t rows_at_once(const struct tw_param *p)
 {
     int64_t n = CHUNK / (p->w.cols > 0 ? p->w.cols : 1);
 
-    return n < 1 ? 1 : n < p->w.rows ? n : p->w.rows;
+    return n < 1 ? 1 : n < rows_of(p) ? n : rows_of(p);
 }
 
 static int write_tensor(struct tw_optim *o, struct tw_wout *out, const struct tw_param *p,
@@ -76,8 +104,8 @@ static int write_tensor(struct tw_optim *o, struct tw_wout *out, const struct tw
     float *host = tw_xreallocarray(NULL, (size_t)(step * p->w.cols), sizeof *host);
     int ret = 0;
 
-    for (int64_t row = 0; !ret && row < p->w.rows; row += step) {
-        int64_t n = p->w.rows - row < step ? p->w.rows - row : step;
+    for (int64_t row = 0; !ret && row < rows_of(p); row += step) {
+        int64_t n = rows_of(p) - row < step ? rows_of(p) - row : step;
 
         fetch(o, p, data, row, n, host);
         ret = tw_wout_put(out, host, TW_F32, n * p->w.cols, err);
@@ -99,7 +127,7 @@ static int write_file(struct tw_optim *o, bool weights, const char *path, struct
     for (i = 0; i < ndecl; i++) {
         const struct tw_param *p = &o->params->p[i % n];
 
-        decl[i] = (struct tw_wdecl){ .dtype = TW_F32, .ndim = 2, .dim = { p->w.rows, p->w.cols },
+        decl[i] = (struct tw_wdecl){ .dtype = TW_F32, .ndim = 2, .dim = { rows_of(p), p->w.cols },
             .name = tw_arena_printf(&a, "%s%s", part[i / n].prefix, p->name) };
     }
     if (!(out = tw_wout_open(path, decl, ndecl, err)))
@@ -125,8 +153,8 @@ static int read_tensor(struct tw_optim *o, const struct tw_wtensor *t, const str
     float *host = tw_xreallocarray(NULL, (size_t)(step * p->w.cols), sizeof *host);
     int ret = 0;
 
-    for (int64_t row = 0; !ret && row < p->w.rows; row += step) {
-        int64_t n = p->w.rows - row < step ? p->w.rows - row : step;
+    for (int64_t row = 0; !ret && row < rows_of(p); row += step) {
+        int64_t n = rows_of(p) - row < step ? rows_of(p) - row : step;
 
         ret = tw_weights_f32(t, row * p->w.cols, n * p->w.cols, host, err);
         if (!ret)
@@ -159,7 +187,7 @@ static int read_file(struct tw_optim *o, bool weights, const char *path, struct 
         char *name = tw_arena_printf(&a, "%s%s", part[i / n].prefix, p->name);
         struct tw_wtensor *t = tw_weights_find(&w, tw_str(name));
 
-        if (!t || t->dtype != TW_F32 || t->ndim != 2 || t->dim[0] != p->w.rows ||
+        if (!t || t->dtype != TW_F32 || t->ndim != 2 || t->dim[0] != rows_of(p) ||
                 t->dim[1] != p->w.cols) {
             tw_fail(err, path, 0, "%s: %s", name, t ? "has another shape" : "is missing");
             goto out;

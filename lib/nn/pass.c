@@ -65,6 +65,7 @@ static void start(struct walk *w)
         w->entropy = w->p->rows.entropy ? tw_stack_take(w->t.st, bytes) : NULL;
         w->mean = w->p->rows.mean ? tw_stack_take(w->t.st, bytes) : NULL;
     }
+    tw_routing_start(w->p, &w->t);
     if (b->drop)
         w->t.drop = upload(w, b->drop, T * sizeof *b->drop);
     w->seg = tw_arena_alloc(&w->p->arena, (size_t)m->cfg.L * sizeof *w->seg);
@@ -241,6 +242,7 @@ int tw_pass_run(struct tw_pass *p, struct tw_dev *dev, struct tw_stack *st, stru
             w.t.ops->choose(dev, &h->v, p->want, p->nwant, hw, p->choice, p->allowed);
         else if (p->nwant)
             w.t.ops->logits(dev, p->logits, &h->v, p->want, p->nwant, hw);
+        tw_routing_end(p, &w.t);
         return 0;
     }
     if (head(&w, h))
@@ -248,6 +250,7 @@ int tw_pass_run(struct tw_pass *p, struct tw_dev *dev, struct tw_stack *st, stru
     if (w.backward)
         back(&w, x, top);
     get_rows(&w);
+    tw_routing_end(p, &w.t);
     return 0;
 }
 

@@ -157,6 +157,7 @@ struct tw_state *tw_state_fork(struct tw_state *s, struct tw_err *err)
     f->a = s->a;
     f->n = s->n;
     f->nblock = s->nblock;
+    tw_routing_fork(f, s);
     f->cap = s->nblock + 4;
     f->block = tw_xreallocarray(NULL, (size_t)f->cap, sizeof *f->block);
     f->mem = tw_xreallocarray(NULL, (size_t)f->cap, sizeof *f->mem);
@@ -190,6 +191,7 @@ void tw_state_free(struct tw_state *s)
     tw_state_trim(s);
     free(s->block);
     free(s->mem);
+    free(s->experts);
     free(s);
 }
 

@@ -16,11 +16,15 @@ struct tw_state {
     int64_t n, nblock, cap;
     struct tw_kv **block;
     void **mem;                 /* [nblock] block[i]->mem, as ops want it */
+    int32_t *experts;           /* (host) [n, routers, topk], where they are recorded; else NULL */
+    int64_t room;               /* tokens that experts has room for */
     bool busy;                  /* in the batch being packed */
 };
 
 /* Blocks for N more tokens, the last one not shared. On failure the state is as before. */
 int tw_state_grow(struct tw_state *s, int64_t n, struct tw_err *err);
+/* routing.c: what S has recorded of routers, for its new fork F. */
+void tw_routing_fork(struct tw_state *f, const struct tw_state *s);
 /* Gives back blocks that hold none of its tokens (after a failed pass). */
 void tw_state_trim(struct tw_state *s);
 /* Where each layer's part of a block begins; sets the block's size. */

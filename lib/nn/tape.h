@@ -100,6 +100,11 @@ struct tw_var *tw_t_mla(struct tw_tape *t, const struct tw_layer *l, struct tw_v
         struct tw_var *c, struct tw_var *pe, struct tw_weight *w);
 struct tw_var *tw_t_glu(struct tw_tape *t, struct tw_var *gate, struct tw_var *up);
 
+/* routing.c: what routers are told in a pass, and what is kept of them when all is queued. */
+struct tw_pass;
+void tw_routing_start(struct tw_pass *p, struct tw_tape *t);
+void tw_routing_end(struct tw_pass *p, struct tw_tape *t);
+
 /* tape_moe.c: router, experts and shared expert of the input of a layer's ffn, normalised as N; X and
  * what they give go into OUT. */
 void tw_t_moe(struct tw_tape *t, const struct tw_layer *l, struct tw_var *n, struct tw_var *x,

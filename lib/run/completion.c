@@ -19,6 +19,7 @@ void tw_gen_free_out(struct tw_gen *g)
         free(c->sampled_logp);
         free(c->top_id);
         free(c->top_logp);
+        free(c->experts);
         tw_buf_free(&c->text);
     }
     free(g->out);

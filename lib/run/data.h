@@ -18,6 +18,7 @@ struct tw_data_opts {
     bool pairs;                     /* preference records are of use */
     bool policy;                    /* wants rollouts with advantages, and nothing else */
     bool label;                     /* wants conversations with a boolean label */
+    int64_t routers, experts, topk; /* routers not 0: rollouts must say which experts they used */
     struct tw_tally *tally;         /* what is dropped is counted here */
 };
 
@@ -36,6 +37,8 @@ struct tw_datum {
     int64_t npart;
     bool put_aside;                 /* a rollout of no use: no advantage, or dropped */
     int64_t group_size;
+    int32_t *experts;               /* [n, routers, topk] of a rollout; the first of a token that is
+                                     * not known is -1; NULL: not asked for */
     float *old;                     /* [n] log-probabilities when it was sampled; NULL: not known */
     bool label;
 };

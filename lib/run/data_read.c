@@ -67,6 +67,54 @@ static int read_old(struct tw_arena *a, const struct tw_json *j, struct tw_datum
     return 0;
 }
 
+/* One token's: V is a list of a list of experts for each router. */
+static bool read_token(const struct tw_data_opts *o, const struct tw_json *v, int32_t *out)
+{
+    if (v->type != TW_JARR || v->n != o->routers)
+        return false;
+    for (int64_t l = 0; l < v->n; l++) {
+        const struct tw_json *e = &v->item[l];
+
+        if (e->type != TW_JARR || e->n != o->topk)
+            return false;
+        for (int64_t k = 0; k < e->n; k++) {
+            if (e->item[k].type != TW_JNUM || !e->item[k].is_int || e->item[k].i < 0 ||
+                    e->item[k].i >= o->experts)
+                return false;
+            *out++ = (int32_t)e->item[k].i;
+            for (int64_t i = 0; i < k; i++)
+                if (e->item[i].i == e->item[k].i)
+                    return false;
+        }
+    }
+    return true;
+}
+
+/* Which experts the tokens went to when they were sampled: of all but the last, which nothing followed. */
+static int read_experts(const struct tw_data_opts *o, struct tw_arena *a, const struct tw_json *j,
+        struct tw_datum *d, struct tw_err *err)
+{
+    const struct tw_json *v = tw_json_get(tw_json_get(j, "completion"), "routed_experts");
+    int64_t n = d->seq[0].n, width = o->routers * o->topk;
+
+    if (!o->routers)
+        return 0;
+    if (!v)
+        return tw_fail(err, NULL, 0, "no completion.routed_experts, which --router-replay needs: "
+                "tw-sample --routed-experts writes them");
+    if (v->type != TW_JARR || (v->n != n && v->n != n - 1))
+        return tw_fail(err, NULL, 0, "completion.routed_experts: expected a list for each of %" PRId64
+                " tokens of prompt and completion", n - 1);
+    d->experts = tw_arena_alloc(a, (size_t)(n * width) * sizeof *d->experts);
+    memset(d->experts, -1, (size_t)(n * width) * sizeof *d->experts);
+    for (int64_t i = 0; i < v->n; i++)
+        if (!read_token(o, &v->item[i], d->experts + i * width))
+            return tw_fail(err, NULL, 0, "completion.routed_experts[%" PRId64 "] is not %" PRId64
+                    " lists of %" PRId64 " different experts below %" PRId64, i, o->routers, o->topk,
+                    o->experts);
+    return 0;
+}
+
 static int read_rewards(struct tw_arena *a, const struct tw_json *j, struct tw_datum *d, struct tw_err *err)
 {
     const struct tw_json *r = tw_json_get(j, "rewards");
@@ -114,7 +162,9 @@ static int read_rollout(const struct tw_data_opts *o, struct tw_arena *a, const 
     }
     if (!isfinite(d->adv) || d->group_size < 1)
         return tw_fail(err, NULL, 0, "advantage and group_size must be numbers that make sense");
-    return d->put_aside ? 0 : read_old(a, j, d, err) || read_rewards(a, j, d, err) ? -1 : 0;
+    if (d->put_aside)
+        return 0;
+    return read_old(a, j, d, err) || read_rewards(a, j, d, err) || read_experts(o, a, j, d, err) ? -1 : 0;
 }
 
 int tw_datum_from_json(const struct tw_data_opts *o, struct tw_arena *a, const struct tw_json *j,

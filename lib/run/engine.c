@@ -69,11 +69,12 @@ static void fill(struct tw_engine *e, struct pass *p, struct tw_seq *seq, int64_
     p->nrow = rows;
     p->first = tw_arena_alloc(&e->arena, (size_t)(n + 1) * sizeof *p->first);
     for (int64_t i = 0; i < n; i++) {
-        const struct tw_engine_sample *s = &p->s[i];
+        struct tw_engine_sample *s = &p->s[i];
 
         p->first[i] = at;
         seq[i] = (struct tw_seq){ .token = s->token, .n = s->n, .adapter = s->adapter,
-            .key = s->key };
+            .key = s->key, .experts = s->experts, .aux = s->aux,
+            .balance = s->aux != 0 ? &s->balance : NULL };
         for (int64_t t = 0; t < slots(s); t++) {
             struct tw_row *r = &p->row[at];
 

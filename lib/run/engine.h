@@ -45,6 +45,9 @@ struct tw_engine_sample {
     double nll_scale;               /* preference losses: scale of the chosen one's likelihood */
     bool label;                     /* kto: desirable */
     bool all;                       /* with target: logp where the weight is 0, too */
+    const int32_t *experts;         /* [n, routers, topk] as in struct tw_seq, or NULL */
+    double aux;                     /* coefficient of its routers' balancing loss, which is not in sum */
+    double balance;                 /* out: that loss, when aux is not 0 */
     double sum;                     /* out: what it adds to the loss, scale included; a pair's is
                                      * the chosen one's */
     float *logp;                    /* out, when not NULL: [n], where weight is not 0 (or all); else 0 */

@@ -54,6 +54,26 @@ static void write_ids(struct tw_jw *w, const char *key, const int32_t *id, int64
     tw_jw_arr_end(w);
 }
 
+/* Of each token of prompt and completion but the last, for each router: the experts. */
+static void write_experts(struct tw_jw *w, const struct tw_model_info *m, const struct tw_completion *c)
+{
+    const int32_t *e = c->experts;
+
+    tw_jw_key(w, "routed_experts");
+    tw_jw_arr(w);
+    for (int64_t i = 0; i < c->nexperts; i++) {
+        tw_jw_arr(w);
+        for (int64_t l = 0; l < m->routers; l++) {
+            tw_jw_arr(w);
+            for (int64_t k = 0; k < m->topk; k++)
+                tw_jw_int(w, *e++);
+            tw_jw_arr_end(w);
+        }
+        tw_jw_arr_end(w);
+    }
+    tw_jw_arr_end(w);
+}
+
 static void write_completion(struct tw_jw *w, const struct item *it, const struct tw_completion *c)
 {
     tw_jw_key(w, "completion");
@@ -84,6 +104,8 @@ static void write_completion(struct tw_jw *w, const struct item *it, const struc
         }
         tw_jw_arr_end(w);
     }
+    if (c->experts)
+        write_experts(w, tw_model_info(it->f->s->model), c);
     tw_jw_key(w, "stop_reason");
     tw_jw_cstr(w, tw_stop_name(c->stop));
     if (c->stop_text) {

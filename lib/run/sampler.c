@@ -150,6 +150,19 @@ void tw_run_show(struct run *r, size_t upto)
         r->shown = upto;
 }
 
+static void keep_experts(struct tw_sampler *s, struct tw_completion *c, const struct tw_state *state)
+{
+    const struct tw_model_info *i = tw_model_info(s->model);
+    const int32_t *e = tw_state_experts(state);
+    size_t n = (size_t)(tw_state_len(state) * i->routers * i->topk);
+
+    if (!e)
+        return;
+    c->nexperts = tw_state_len(state);
+    c->experts = tw_xreallocarray(NULL, n + 1, sizeof *c->experts);
+    memcpy(c->experts, e, n * sizeof *e);
+}
+
 /* Takes a sample out of the batch; its state may serve later prompts that begin the same way. */
 void tw_run_end(struct tw_sampler *s, int64_t i, enum tw_stop why)
 {
@@ -164,6 +177,7 @@ void tw_run_end(struct tw_sampler *s, int64_t i, enum tw_stop why)
     }
     tw_run_show(&r, c->text.n);
     c->stop = why;
+    keep_experts(s, c, r.state);
     if (why != TW_STOP_ABORT && g->n == 1)
         tw_prefix_put(s->prefix, g->adapter, r.state, g->prompt, g->nprompt, c->token);
     else

@@ -20,6 +20,9 @@ struct tw_completion {
     int32_t *top_id;            /* [n, top_n], best first; NULL when top_n is 0 */
     float *top_logp;
     int64_t n, cap, top_n;
+    int32_t *experts;           /* [nexperts, routers, topk] of the tokens of prompt and completion but
+                                 * the last; NULL: the model does not record them */
+    int64_t nexperts;
     struct tw_buf text;
     enum tw_stop stop;
     const char *stop_text;      /* the stop text that matched; NULL: none; borrowed */

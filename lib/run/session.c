@@ -148,7 +148,13 @@ static int load_model(struct tw_session *s, const char *dir, struct tw_err *err)
     struct tw_model_opts o = { .dtype = s->o->dtype ? TW_BF16 : TW_F32 };
 
     s->model = tw_model_open(dir, s->dev, &o, err);
-    return s->model ? 0 : -1;
+    if (!s->model)
+        return -1;
+    if (s->o->routed_experts && !tw_model_info(s->model)->routers)
+        return tw_fail_code(err, TW_EMISUSE, "--routed-experts", 0, "a model of family %s has none",
+                tw_model_info(s->model)->family);
+    tw_model_record_experts(s->model, s->o->routed_experts);
+    return 0;
 }
 
 static int open_sampler(struct tw_session *s, struct tw_err *err)

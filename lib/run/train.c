@@ -29,6 +29,26 @@ static int64_t lora_room(const struct tw_trainer *t)
     return !t->use_lora ? 0 : t->adapter_dir ? 16 : t->lora.r;
 }
 
+/* Options that speak of routers. */
+static int check_routers(const struct tw_trainer *t, struct tw_err *err)
+{
+    const struct tw_model_info *info = tw_model_info(t->count_model);
+    const struct tw_train_opts *o = t->o;
+    const char *option = o->router_aux > 0 ? "--router-aux" : o->router_bias > 0 ? "--router-bias" :
+            o->router_replay ? "--router-replay" : NULL;
+
+    if (option && !info->routers)
+        return tw_fail_code(err, TW_EMISUSE, option, 0, "a model of family %s has no routers",
+                info->family);
+    if (o->router_bias > 0 && !info->router_bias)
+        return tw_fail_code(err, TW_EMISUSE, "--router-bias", 0, "routers of family %s have no "
+                "bias: --router-aux is for them", info->family);
+    if (o->router_replay && !t->loss.policy)
+        return tw_fail_code(err, TW_EMISUSE, "--router-replay", 0, "--loss %s does not take the "
+                "rollouts that experts are recorded in", t->loss.name);
+    return 0;
+}
+
 /* The model on the counting device: its sizes, before any weight is read. */
 static int open_counted(struct tw_trainer *t, struct tw_err *err)
 {
@@ -46,7 +66,7 @@ static int open_counted(struct tw_trainer *t, struct tw_err *err)
             tw_adapter_open(t->count_model, t->adapter_dir, true, err) :
             tw_adapter_new(t->count_model, &t->lora, (uint64_t)o->seed, true, err)))
         t->params = tw_adapter_params(t->count_adapter);
-    return t->params ? 0 : -1;
+    return t->params ? check_routers(t, err) : -1;
 }
 
 /* The records to train on, or those to evaluate on. */
@@ -59,7 +79,8 @@ static struct tw_data *open_data(struct tw_trainer *t, char *const *paths, int n
         .max_len = info->max_positions > 0 ? info->max_positions : INT64_MAX, .spool = spool,
         .again = eval || t->o->epochs > 1 || steps || (t->shuffle && !t->shuffle_auto),
         .again_if_sft = t->shuffle, .pairs = t->loss.pairs,
-        .policy = t->loss.policy && !eval, .label = t->loss.label && !eval,
+        .routers = t->o->router_replay && !eval ? info->routers : 0, .experts = info->experts,
+        .topk = info->topk, .policy = t->loss.policy && !eval, .label = t->loss.label && !eval,
         .tally = eval ? &t->eval_tally : &t->tally };
     struct tw_data *data = tw_data_open(&d, err);
 
@@ -130,6 +151,8 @@ static int open_weights(struct tw_trainer *t, const char *from, struct tw_err *e
     if (!(t->optim = tw_optim_open(t->dev, t->params, t->use_lora, &t->optim_opts, err)))
         return -1;
     tw_params_zero(t->dev, t->params);
+    if (o->router_bias > 0 && tw_model_count_choices(t->model, err))
+        return -1;
     t->engine.model = t->model;
     t->engine.go_on = t->loss.policy ? pipe_alive : NULL;
     t->engine.arg = t;

@@ -11,10 +11,11 @@ struct tw_train_opts {
     const char *model, *out, *adapter, *config_json, *lora, *loss, *schedule, *optimizer, *shuffle;
     const char *device, *eval, *metrics, *loss_exec, *ref;
     int init, loss_scale, decay_on, recompute, dtype;   /* indexes of the choices below */
+    double router_aux, router_bias;
     double lr, weight_decay, clip, loss_timeout;        /* lr < 0: by default */
     int64_t epochs, steps, batch, micro_tokens, eval_every, early_stop, save_every, keep, max_skips;
     int64_t seed, threads, nproc;                       /* epochs, steps 0: not given */
-    bool keep_best, resume, plan, merge, force;
+    bool router_replay, keep_best, resume, plan, merge, force;
     int publish;                    /* auto, on, off */
 };
 #define TW_TRAIN_INIT "none|random"

@@ -158,6 +158,12 @@ void tw_step_put(struct tw_jw *w, void *arg)
 
     tw_jw_key(w, "loss");
     tw_jw_num(w, l->loss);
+    if (l->aux > 0) {
+        tw_jw_key(w, "router_aux");
+        tw_jw_num(w, l->balance);
+        tw_jw_key(w, "router_aux_coef");
+        tw_jw_num(w, l->aux);
+    }
     tw_jw_key(w, "lr");
     tw_jw_num(w, l->lr);
     tw_jw_key(w, "grad_norm");

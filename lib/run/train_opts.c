@@ -64,6 +64,8 @@ static int check_pairs(const struct tw_train_opts *o, struct tw_err *err)
         { o->init && o->lora, "--lora", "an adapter beside the weights of --init random is of no use: "
             "they are not saved" },
         { o->config_json && !o->init, "--config-json", "needs --init random" },
+        { o->router_bias > 0 && (o->lora || o->adapter), "--router-bias",
+            "moves weights of the model: it goes with none of --lora, --adapter" },
         { o->nproc > 1, "--nproc", "this build trains on one device" },
         { !o->out && !o->plan, "-o", "RUN, the folder of the run, must be given" },
     };
@@ -150,6 +152,11 @@ int tw_train_settings(struct tw_trainer *t, struct tw_err *err)
                 l->r, l->alpha, l->dropout, l->rslora, l->targets, l->init);
     else
         add(t, "--lora", "%s", o->adapter ? "from --adapter" : "none");
+    if (o->router_aux > 0)
+        add(t, "--router-aux", "%.17g", o->router_aux);
+    if (o->router_bias > 0)
+        add(t, "--router-bias", "%.17g", o->router_bias);
+    add(t, "--router-replay", "%s", o->router_replay ? "on" : "nothing");
     add(t, "--lr", "%.17g", t->schedule.lr);
     add(t, "--schedule", "%s", o->schedule);
     add(t, "--optimizer", "%s", o->optimizer);

@@ -40,7 +40,7 @@ struct tw_trainer {
     bool use_lora, shuffle, shuffle_auto;
     uint64_t shuffle_seed;
     enum tw_dtype dtype;
-    struct tw_setting setting[24];
+    struct tw_setting setting[28];
     int nsetting;
 
     char *model_dir, *base;             /* the folder, and the name that an adapter records */
@@ -164,6 +164,7 @@ struct tw_step_pairs {
 void tw_step_pairs(struct tw_step_pairs *p, const struct tw_step_batch *b);
 struct tw_step_line {
     double loss, lr, norm, rate, mfu;
+    double balance, aux;                /* of routers: the loss that balances, its coefficient */
     size_t memory;
     double wait, busy, publish;         /* seconds: for records, all else since the last step, for the
                                          * weights that the sampler got before this step */

@@ -53,7 +53,11 @@ static int exec_backward(struct tw_trainer *t, struct tw_step_batch *b, unsigned
     }
     line->loss = c.value;
     line->own = c.metrics;
-    return tw_engine_forward_backward(&t->engine, s, b->n, 0, err);
+    if (tw_engine_forward_backward(&t->engine, s, b->n, 0, err))
+        return -1;
+    for (int64_t i = 0; i < b->n; i++)
+        b->s[i].balance = s[i].balance;
+    return 0;
 }
 
 static int backward(struct tw_trainer *t, struct tw_step_batch *b, struct tw_step_line *line,
@@ -63,6 +67,8 @@ static int backward(struct tw_trainer *t, struct tw_step_batch *b, struct tw_ste
     unsigned flags = t->loss.policy ? TW_ENTROPY : 0;
 
     tw_step_scales(t, b, t->scale);
+    for (int64_t i = 0; i < b->n; i++)
+        b->s[i].aux = t->o->router_aux * (double)b->s[i].n / (double)b->tokens;
     if (tw_train_compares(t) && tw_step_reference(t, b, err))
         return -1;
     for (int64_t i = 0; (!plain || t->exec) && i < b->n; i++)
@@ -112,6 +118,12 @@ int tw_train_step(struct tw_trainer *t, bool *end, struct tw_err *err)
     t->step++;
     t->trained += b.samples;
     t->tally.tokens += b.tokens;
+    if (t->o->router_bias > 0 && !r.skipped &&
+            tw_model_move_bias(t->model, t->o->router_bias, err))
+        return -1;
+    for (int64_t i = 0; i < b.n && t->o->router_aux > 0; i++)
+        line.balance += b.s[i].balance * (double)b.s[i].n / (double)b.tokens;
+    line.aux = t->o->router_aux;
     line.norm = r.norm;
     line.tokens = t->tokens += b.tokens;
     now = tw_now();
