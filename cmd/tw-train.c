@@ -34,7 +34,7 @@ static const struct tw_opt table[] = {
     { "router-bias", 0, TW_ONUM(OPTS, router_bias, 0, 1e3), "RATE", "0",
       "after each step, move routers' biases by RATE towards experts that were used less" },
     { "router-replay", 0, TW_OFLAG(OPTS, router_replay), NULL, NULL,
-      "send the tokens of rollouts to the experts that tw-sample --routed-experts recorded" },
+      "send the tokens of rollouts to the experts that were recorded when they were sampled" },
     TW_GROUP("Optimisation"),
     { "lr", 0, TW_ONUM(OPTS, lr, 0, 1e6), "X", NULL,
       "learning rate; 1e-4 with an adapter, 1e-5 without" },

@@ -210,6 +210,8 @@ static int check_keys(const struct tw_config *c, const struct tw_json *obj, stru
             continue;
         if (listed(must_be_off, v->key) && is_off(v))
             continue;
+        if (tw_str_is(v->key, "quantization_config") && c->fp8[0])
+            continue;
         if (tw_str_is(v->key, "quantization_config"))
             return tw_fail(err, c->path, 0, "the checkpoint is quantised (quantization_config): "
                     "convert it to bf16 first");
@@ -217,6 +219,31 @@ static int check_keys(const struct tw_config *c, const struct tw_json *obj, stru
                 "effect would be lost", listed(must_be_off, v->key) ? "setting" : "key",
                 (int)v->key.n, v->key.p, (int)(v->raw.n < 80 ? v->raw.n : 80), v->raw.p,
                 c->family->name);
+    }
+    return 0;
+}
+
+/* FP8 weights with a factor a block are read; other forms are not. */
+static int read_fp8(struct tw_config *c, struct tw_err *err)
+{
+    const struct tw_json *q = tw_json_get(c->text, "quantization_config"), *b;
+    struct tw_str method = { 0 };
+
+    if (!q)
+        q = tw_json_get(c->root, "quantization_config");
+    if (!q || q->type != TW_JOBJ)
+        return 0;
+    if (tw_json_get_str(q, "quant_method", &method, err) < 0)
+        return -1;
+    b = tw_json_get(q, "weight_block_size");
+    if (!tw_str_is(method, "fp8") || !b)
+        return 0;
+    for (int i = 0; i < 2; i++) {
+        if (b->type != TW_JARR || b->n != 2 || b->item[i].type != TW_JNUM || !b->item[i].is_int ||
+                b->item[i].i < 1 || b->item[i].i > 1 << 20)
+            return tw_fail(err, c->path, 0, "weight_block_size is %.*s, not two sizes of a block",
+                    (int)b->raw.n, b->raw.p);
+        c->fp8[i] = b->item[i].i;
     }
     return 0;
 }
@@ -261,6 +288,8 @@ static int read_values(struct tw_config *c, struct tw_err *err)
     if (check_dims(c, err) || read_act(c, err) || read_layers(c, err) || tw_config_rope(c, err))
         return -1;
     if (c->family->config && c->family->config(c, err))
+        return -1;
+    if (read_fp8(c, err))
         return -1;
     if (check_keys(c, c->text, err) || (c->root != c->text && check_keys(c, c->root, err)))
         return -1;

@@ -64,6 +64,8 @@ struct tw_config {
     bool qkv_groups;            /* rows of a fused q, k and v come group by group in files */
     bool rope_interleaved;      /* pairs (2i, 2i + 1) */
     int64_t next_layers;        /* num_nextn_predict_layers: in files behind the last, not computed */
+    int64_t fp8[2];             /* rows and columns that share a factor, in files of FP8 weights; 0: the
+                                 * config says nothing of such */
     bool use_window;
     int64_t window, max_window_layers;
     struct tw_moe_conf moe;

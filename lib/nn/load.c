@@ -49,9 +49,9 @@ static int64_t chunk_rows(int64_t cols)
     return n > 64 ? n : 64;
 }
 
-/* P from element AT of T on. */
+/* P from element AT of T on, whose factors are F. */
 static int load_piece(struct tw_model *m, const struct tw_piece *p, const struct tw_wtensor *t,
-        int64_t at, struct tw_err *err)
+        int64_t at, const struct tw_fp8 *f, struct tw_err *err)
 {
     int64_t cols = tw_piece_cols(p), step = chunk_rows(cols);
     size_t size = tw_dtype_size(t->dtype);
@@ -70,6 +70,7 @@ static int load_piece(struct tw_model *m, const struct tw_piece *p, const struct
         int64_t n = r + step < p->n ? step : p->n - r;
 
         ret = tw_weights_f32(t, at + r * cols, n * cols, buf, err);
+        tw_fp8_apply(f, at / cols + r, n, buf);
         if (!ret)
             put_rows(m, p->w, buf, TW_F32, p->row + r, n);
     }
@@ -77,17 +78,20 @@ static int load_piece(struct tw_model *m, const struct tw_piece *p, const struct
     return ret;
 }
 
-static int load_one(struct tw_model *m, const struct tw_stored *s, const struct tw_wtensor *t,
+static int load_one(struct tw_model *m, const struct tw_stored *s, struct tw_weights *file,
         struct tw_err *err)
 {
+    const struct tw_wtensor *t = tw_weights_find(file, tw_str(s->name));
+    struct tw_fp8 f;
     int64_t at = 0;
+    int ret = tw_fp8_open(&f, m, file, t, err);
 
-    for (int64_t i = 0; i < s->npiece; i++) {
-        if (load_piece(m, &s->piece[i], t, at, err))
-            return -1;
+    for (int64_t i = 0; i < s->npiece && !ret; i++) {
+        ret = load_piece(m, &s->piece[i], t, at, &f, err);
         at += s->piece[i].n * tw_piece_cols(&s->piece[i]);
     }
-    return 0;
+    tw_fp8_close(&f);
+    return ret;
 }
 
 static void shape_text(char *out, size_t n, const int64_t *dim, int ndim)
@@ -159,7 +163,7 @@ int tw_model_check(const struct tw_model *m, struct tw_weights *file, struct tw_
 
         if (!t)
             return tw_fail(err, m->dir, 0, "the checkpoint has no tensor %s", m->stored[i].name);
-        if (check_shape(m, &m->stored[i], t, err))
+        if (check_shape(m, &m->stored[i], t, err) || tw_fp8_check(m, file, t, err))
             return -1;
         t->used = true;
     }
@@ -177,7 +181,7 @@ int tw_model_load(struct tw_model *m, struct tw_weights *file, struct tw_err *er
     if (counts_only(m))
         return 0;
     for (int64_t i = 0; i < m->nstored; i++)
-        if (load_one(m, &m->stored[i], tw_weights_find(file, tw_str(m->stored[i].name)), err))
+        if (load_one(m, &m->stored[i], file, err))
             return -1;
     return 0;
 }

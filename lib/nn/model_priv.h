@@ -113,6 +113,20 @@ struct tw_stored *tw_stored_add(struct tw_model *m, char *name, int ndim, const 
 void tw_stored_rows(struct tw_stored *s, struct tw_weight *w, int64_t row, int64_t n);
 /* The tensor whose rows are all those of W and no others, in another order; NULL: there is none. */
 const struct tw_stored *tw_stored_order(const struct tw_model *m, const struct tw_weight *w);
+/* fp8.c: whether an FP8 tensor's factors are there and fit (they count as used; other tensors need
+ * none); the factors; x *= theirs for rows [row, row + n) of the tensor, counted over all its leading
+ * dimensions; nothing for other tensors. */
+struct tw_fp8 {
+    float *scale;
+    int64_t rows, cols, block[2];
+};
+int tw_fp8_check(const struct tw_model *m, struct tw_weights *file, const struct tw_wtensor *t,
+        struct tw_err *err);
+int tw_fp8_open(struct tw_fp8 *f, const struct tw_model *m, struct tw_weights *file,
+        const struct tw_wtensor *t, struct tw_err *err);
+void tw_fp8_apply(const struct tw_fp8 *f, int64_t row, int64_t n, float *x);
+void tw_fp8_close(struct tw_fp8 *f);
+
 /* The length of a row of P in elements. */
 int64_t tw_piece_cols(const struct tw_piece *p);
 /* Rows [row, row + n) of a weight as F32 on the host, from the master; rows as in tw_piece. */

@@ -235,11 +235,15 @@ static const char *torch_dtype(enum tw_dtype t)
 static void write_object(const struct tw_model *m, const struct tw_json *obj, enum tw_dtype dtype,
         int depth, struct tw_buf *out)
 {
+    int64_t n = 0;
+
     tw_buf_puts(out, "{");
     for (int64_t i = 0; i < obj->n; i++) {
         const struct tw_json *v = &obj->item[i];
 
-        tw_buf_printf(out, "%s\n%*s", i ? "," : "", 2 * depth + 2, "");
+        if (tw_str_is(v->key, "quantization_config"))   /* what is written is not quantised */
+            continue;
+        tw_buf_printf(out, "%s\n%*s", n++ ? "," : "", 2 * depth + 2, "");
         tw_json_quote(out, v->key);
         tw_buf_puts(out, ": ");
         if ((tw_str_is(v->key, "dtype") || tw_str_is(v->key, "torch_dtype")) &&

@@ -49,7 +49,7 @@ static void configs_refused(void)
     refused(LLAMA ",\"use_sliding_window\":true}", "use_sliding_window");
     refused(LLAMA ",\"hidden_act\":\"relu\"}", "hidden_act is \"relu\"");
     refused(LLAMA ",\"attention_dropout\":0.1}", "attention_dropout");
-    refused(LLAMA ",\"quantization_config\":{\"quant_method\":\"fp8\"}}", "quantised");
+    refused(LLAMA ",\"quantization_config\":{\"quant_method\":\"gptq\"}}", "quantised");
     refused(LLAMA ",\"rope_scaling\":{\"type\":\"longrope\",\"factor\":2}}", "\"longrope\"");
     refused(LLAMA ",\"rope_scaling\":{\"type\":\"linear\"}}", "needs a factor");
     refused(LLAMA ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":2,\"x\":1}}",
