@@ -82,7 +82,7 @@ static const struct tw_opt table[] = {
     { "micro-tokens", 0, TW_OINT(OPTS, micro_tokens, 0, 1e9), "N", "0",
       "most tokens in one pass; 0: 2048 on a CPU, what fits on a GPU" },
     { "recompute", 0, TW_OENUM(OPTS, recompute), TW_TRAIN_RECOMPUTE, "auto",
-      "layer: compute activations again instead of keeping them" },
+      "activations computed again instead of kept: cheap ones (selective) or all (layer)" },
     { "dtype", 0, TW_OENUM(OPTS, dtype), TW_TRAIN_DTYPE, "auto",
       "of matrix products; auto is f32 on a CPU, and with --merge what MODEL has" },
     { "device", 0, TW_OSTR(OPTS, device), "auto|cpu|cuda[:N]", "auto", "where to compute" },

@@ -113,7 +113,8 @@ template <class A, int V, int ACT> static __global__ void glu_kernel(A *y, int64
 }
 
 template <class A, int V, int ACT> static __global__ void glu_bwd_kernel(A *dgate, int64_t lddg,
-        A *dup, int64_t lddu, const A *dy, int64_t ldd, const A *gate, int64_t ldg, const A *up,
+        A *dup, int64_t lddu, A *again, int64_t lda, const A *dy, int64_t ldd, const A *gate,
+        int64_t ldg, const A *up,
         int64_t ldu, int64_t n, int64_t per)
 {
     int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
@@ -126,11 +127,14 @@ template <class A, int V, int ACT> static __global__ void glu_bwd_kernel(A *dgat
     ldv<V>(y, dy + at<V>(i, per, ldd));
 #pragma unroll
     for (int k = 0; k < V; k++) {
-        float a = act<ACT>(g[k], &d);
+        float a = act<ACT>(g[k], &d), dy1 = y[k];
 
-        g[k] = y[k] * u[k] * d;
-        u[k] = y[k] * a;
+        y[k] = u[k] * a;
+        g[k] = dy1 * u[k] * d;
+        u[k] = dy1 * a;
     }
+    if (again)
+        stv<V>(again + at<V>(i, per, lda), y);
     stv<V>(dgate + at<V>(i, per, lddg), g);
     stv<V>(dup + at<V>(i, per, lddu), u);
 }
@@ -157,20 +161,21 @@ static void d_glu(struct tw_dev *dev, struct tw_tensor *y, const struct tw_tenso
 }
 
 static void d_glu_bwd(struct tw_dev *dev, struct tw_tensor *dgate, struct tw_tensor *dup,
-        const struct tw_tensor *dy, const struct tw_tensor *gate, const struct tw_tensor *up,
-        enum tw_act kind)
+        struct tw_tensor *y, const struct tw_tensor *dy, const struct tw_tensor *gate,
+        const struct tw_tensor *up, enum tw_act kind)
 {
     struct cu_dev *d = cu(dev);
     int64_t cols = dy->cols;
     bool eight = cu_vec8(dy, cols) && cu_vec8(gate, cols) && cu_vec8(up, cols) &&
-        cu_vec8(dgate, cols) && cu_vec8(dup, cols);
+        cu_vec8(dgate, cols) && cu_vec8(dup, cols) && (!y || cu_vec8(y, cols));
     int64_t per = cols / (eight ? 8 : 1), n = dy->rows * per;
 
     if (!n)
         return;
     CU_GLU(kind, CU_ACT(dy->dtype, CU_VEC(eight, glu_bwd_kernel<A, V, ACT><<<(unsigned)cu_div(n, 256),
                     256, 0, d->stream>>>((A *)dgate->data, dgate->ld, (A *)dup->data, dup->ld,
-                    (const A *)dy->data, dy->ld, (const A *)gate->data, gate->ld,
+                    y ? (A *)y->data : NULL, y ? y->ld : 0, (const A *)dy->data, dy->ld,
+                    (const A *)gate->data, gate->ld,
                     (const A *)up->data, up->ld, n, per))));
     CU_DONE(d, "glu_bwd");
 }

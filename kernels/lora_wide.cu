@@ -99,17 +99,20 @@ static struct places behind(const struct tw_tensor *x, const struct tw_lora_one 
 template <int NM> static void shrink_x(struct cu_dev *d, const struct tw_lora_one *one,
         const struct tw_tensor *x)
 {
-    struct places w = {}, h = behind(x, one, NM);
+    struct places w = {}, h = behind(x, one, NM), keep = {};
 
-    for (int m = 0; m < NM; m++)
+    for (int m = 0; m < NM; m++) {
         w.p[m] = (bf16 *)one[m].w->data + one[m].w->rows * cu_ld(one[m].w), w.ld[m] = cu_ld(one[m].w);
+        if (one[m].h)
+            keep.p[m] = (bf16 *)one[m].h->data, keep.ld[m] = one[m].h->ld;
+    }
     for (int64_t at = 0; at < one[0].c->nrun;) {
         struct wruns q = runs_of(one, NM, &at);
 
         if (q.n)
             CU_COLS(q.max_cols, launch(d, wide_shrink<RP, NM, true>, dim3((unsigned)q.tiles),
-                    sizeof(wstage<RP * NM, true>) * STAGES, h, (const bf16 *)x->data, x->ld, x->cols,
-                    w, q));
+                    sizeof(wstage<RP * NM, true>) * STAGES, h, keep, (const bf16 *)x->data, x->ld,
+                    x->cols, w, q));
     }
     CU_DONE(d, "lora shrink");
 }
@@ -156,19 +159,21 @@ static void back_dy(struct cu_dev *d, const struct tw_lora_one *one, int m, cons
 {
     const struct tw_tensor *dy = one[m].y;
     const struct tw_mat *w = one[m].w;
-    struct places dh = {}, wb = {}, h = {};
+    struct places dh = {}, wb = {}, h = {}, none = {};
 
     dh.p[0] = (bf16 *)dy->data + dy->cols, dh.ld[0] = dy->ld;
     wb.p[0] = (bf16 *)w->data + w->cols + begins(one, m), wb.ld[0] = cu_ld(w);
     h.p[0] = (bf16 *)x->data + x->cols + begins(one, m), h.ld[0] = x->ld;
+    if (one[m].h)
+        h.p[0] = (bf16 *)one[m].h->data, h.ld[0] = one[m].h->ld;
     for (int64_t at = 0; at < one[m].c->nrun;) {
         struct wruns q = runs_of(one + m, 1, &at);
 
         if (!q.n)
             continue;
         CU_COLS(q.max_cols, launch(d, wide_shrink<RP, 1, false>, dim3((unsigned)q.tiles),
-                    sizeof(wstage<RP, false>) * STAGES, dh, (const bf16 *)dy->data, dy->ld, dy->cols,
-                    wb, q));
+                    sizeof(wstage<RP, false>) * STAGES, dh, none, (const bf16 *)dy->data, dy->ld,
+                    dy->cols, wb, q));
         CU_DONE(d, "lora shrink");
         outer<1, true>(d, dy, h, q);
     }
@@ -178,12 +183,23 @@ static void d_lora_wide_bwd(struct tw_dev *dev, struct tw_tensor *dx, bool add,
         struct tw_lora_one *one, int n, const struct tw_tensor *x)
 {
     struct cu_dev *d = cu(dev);
+
+    for (int m = 0; m < n; m++)
+        back_dy(d, one, m, x);
+    for (int m = n - 1; m >= 0; m--) {
+        cu_linear_dx(d, dx, add, one[m].y, one[m].w, one[m].c->ranks);
+        add = true;
+    }
+}
+
+static void d_lora_wide_da(struct tw_dev *dev, struct tw_lora_one *one, int n,
+        const struct tw_tensor *x)
+{
+    struct cu_dev *d = cu(dev);
     struct places dh = {};
 
-    for (int m = 0; m < n; m++) {
-        back_dy(d, one, m, x);
+    for (int m = 0; m < n; m++)
         dh.p[m] = (bf16 *)one[m].y->data + one[m].y->cols, dh.ld[m] = one[m].y->ld;
-    }
     for (int64_t at = 0; at < one[0].c->nrun;) {
         struct wruns q = runs_of(one, n, &at);
 
@@ -194,14 +210,11 @@ static void d_lora_wide_bwd(struct tw_dev *dev, struct tw_tensor *dx, bool add,
         else if (q.n)
             outer<1, false>(d, x, dh, q);
     }
-    for (int m = n - 1; m >= 0; m--) {
-        cu_linear_dx(d, dx, add, one[m].y, one[m].w, one[m].c->ranks);
-        add = true;
-    }
 }
 
 void cu_lora_wide_ops(struct tw_ops *o)
 {
     o->lora_wide = d_lora_wide;
     o->lora_wide_bwd = d_lora_wide_bwd;
+    o->lora_wide_da = d_lora_wide_da;
 }

@@ -151,9 +151,10 @@ template <int RP, int P> static __device__ __forceinline__ void load_k(bf16 (*s)
 }
 
 /* h tile [TILE, RP] = x tile . w over all k, for each of NM products. A: w is A below W, else s B
- * behind it. Columns of other slots become zero. */
+ * behind it. Columns of other slots become zero. The same to KEEP, where that is. */
 template <int RP, int NM, bool A> static __global__ void __launch_bounds__(128) wide_shrink(
-        const __grid_constant__ struct places h, const bf16 *x, int64_t ldx, int64_t in,
+        const __grid_constant__ struct places h, const __grid_constant__ struct places keep,
+        const bf16 *x, int64_t ldx, int64_t in,
         const __grid_constant__ struct places w, const __grid_constant__ struct wruns q)
 {
     extern __shared__ __align__(16) unsigned char smem[];
@@ -199,9 +200,12 @@ template <int RP, int NM, bool A> static __global__ void __launch_bounds__(128) 
             int t = t0 + warp * 16 + lane / 4 + e * 8;
             int r = f % (RP / 8) * 8 + lane % 4 * 2, m = f / (RP / 8);
 
+            uint32_t two = pair(acc[f][2 * e], acc[f][2 * e + 1]);
+
             if (t < t1 && r < u.cols)
-                *(uint32_t *)(h.p[m] + t * h.ld[m] + u.slot + r) = pair(acc[f][2 * e],
-                        acc[f][2 * e + 1]);
+                *(uint32_t *)(h.p[m] + t * h.ld[m] + u.slot + r) = two;
+            if (t < t1 && r < u.cols && keep.p[m])
+                *(uint32_t *)(keep.p[m] + t * keep.ld[m] + u.slot + r) = two;
         }
     if (q.ranks == u.cols)
         return;

@@ -141,7 +141,8 @@ test_case 'what is forced and does not fit says so before and after' '
 	    --micro-tokens 4000 --batch 8 -o r long.jsonl
 	test_exit 1 sh -c "ulimit -v 400000; exec tw-train \"\$@\"" - "$@" 2>err
 	test_text err "the training needs"
-	test_text err "What helps; --recompute layer: "
+	test_text err "What helps; --recompute selective: "
+	test_text err "; --recompute layer: "
 	test_text err "; --micro-tokens 2000 --recompute layer: "
 	test_text err "; --lora trains a small part of the weights"
 	test_exit 1 sh -c "ulimit -v 400000; exec tw-train --force \"\$@\"" - "$@" 2>err

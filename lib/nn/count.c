@@ -145,6 +145,11 @@ static void c_lora_wide(struct tw_dev *d, struct tw_lora_one *one, int n, const 
             flops(d, lora_flops(one[i].c, x->cols, 0));
 }
 
+/* Counted by the backward. */
+static void c_lora_wide_da(struct tw_dev *d, struct tw_lora_one *one, int n, const struct tw_tensor *x)
+{
+}
+
 static void c_lora_group_bwd(struct tw_dev *d, struct tw_tensor *dx, bool add,
         struct tw_lora_one *one, int n, const struct tw_tensor *x)
 {
@@ -249,8 +254,8 @@ static void c_glu(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor 
 }
 
 static void c_glu_bwd(struct tw_dev *d, struct tw_tensor *dgate, struct tw_tensor *dup,
-        const struct tw_tensor *dy, const struct tw_tensor *gate, const struct tw_tensor *up,
-        enum tw_act act)
+        struct tw_tensor *y, const struct tw_tensor *dy, const struct tw_tensor *gate,
+        const struct tw_tensor *up, enum tw_act act)
 {
     flops(d, 8.0 * (double)dy->rows * (double)dy->cols);
 }
@@ -387,6 +392,7 @@ struct tw_dev *tw_count_open(const struct tw_dev *dev, struct tw_err *err)
     if (tw_ops(dev)->lora_wide) {
         c->ops.lora_wide = c_lora_wide;
         c->ops.lora_wide_bwd = c_lora_group_bwd;
+        c->ops.lora_wide_da = c_lora_wide_da;
     }
     c->head.ops = &c->ops;
     c->like = dev;

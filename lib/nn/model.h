@@ -130,6 +130,7 @@ enum tw_run_flags {
     TW_RECOMPUTE = 4,           /* keep only the layers' inputs and replay each layer */
     TW_ENTROPY = 8,
     TW_MEAN = 16,               /* label smoothing: row.mean, row.coef_mean */
+    TW_SELECTIVE = 32,          /* make norms and gated units again going back, keep the rest */
 };
 /* Runs a packed batch. COEF_FN (may be NULL): called with rows whose logp is filled, to set coef, for
  * losses whose gradient needs the log-probabilities first (the head is then passed twice). */

@@ -218,13 +218,16 @@ struct tw_ops {
     /* LoRA as more columns of the products themselves, N <= 3 of one input, BF16, no dropout, every
      * token in a run: y = [x | h] [W | s B]^T (+ bias) (+ res) with h = x A^T in the columns behind x
      * (c->at, c->ranks a product), s B behind W's rows and A below W, all in BF16; a token's h is zero
-     * in the slots of other adapters. y NULL: only h is wanted. Backward: dh = s dy B goes behind dy,
-     * dx = [dy | dh] [W / A], added to when `add`; da and db add in a chain over tokens. x and dy must
-     * have as many columns of room. Between the two nobody may run another batch. NULL, both: the
-     * device has no such products. */
+     * in the slots of other adapters. y NULL: only h is wanted. With one's h (BF16 [T, c->ranks])
+     * hidden states are put there too, and read there going back: x's room may be used again.
+     * Backward: dh = s dy B goes behind dy, dx = [dy | dh] [W / A], added to when `add`, and db; then
+     * lora_wide_da() with x's values. da and db add in a chain over tokens. x and dy must have as many
+     * columns of room. From the one to the other nobody may run another batch. NULL, all: the device
+     * has no such products. */
     void (*lora_wide)(struct tw_dev *d, struct tw_lora_one *one, int n, const struct tw_tensor *x);
     void (*lora_wide_bwd)(struct tw_dev *d, struct tw_tensor *dx, bool add,
             struct tw_lora_one *one, int n, const struct tw_tensor *x);
+    void (*lora_wide_da)(struct tw_dev *d, struct tw_lora_one *one, int n, const struct tw_tensor *x);
 
     /* In place, on nheads heads of hd each in x [T, nheads * hd]; sign -1 is the backward. */
     void (*rope)(struct tw_dev *d, struct tw_tensor *x, int64_t nheads, int64_t hd,
@@ -246,12 +249,13 @@ struct tw_ops {
     const struct tw_mla_ops *mla;   /* attention over latents; NULL: the device has none */
     const struct tw_moe_ops *moe;   /* experts; NULL: the device has none */
 
-    /* y = act(gate) * up, and its backward. dgate may alias gate, dup up. */
+    /* y = act(gate) * up, and its backward. dgate may alias gate, dup up. glu_bwd's y: made once
+     * more, NULL: not wanted. */
     void (*glu)(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor *gate,
             const struct tw_tensor *up, enum tw_act act);
     void (*glu_bwd)(struct tw_dev *d, struct tw_tensor *dgate, struct tw_tensor *dup,
-            const struct tw_tensor *dy, const struct tw_tensor *gate, const struct tw_tensor *up,
-            enum tw_act act);
+            struct tw_tensor *y, const struct tw_tensor *dy, const struct tw_tensor *gate,
+            const struct tw_tensor *up, enum tw_act act);
 
     /* y[t, i * w + j] = x[t, i * stride + off + j]; with BACK the same columns of x from y. */
     void (*cols)(struct tw_dev *d, struct tw_tensor *y, struct tw_tensor *x,

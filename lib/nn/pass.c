@@ -112,6 +112,8 @@ static struct tw_var *forward(struct walk *w)
         s->in = s->out = x;
         t->last = NULL;
         t->record = w->backward && i >= w->lo && keep;
+        t->light = w->p->flags & TW_SELECTIVE;
+        t->at = 0;
         if (w->backward && i >= w->lo)
             s->out = tw_var_new(t, x->v.rows, x->v.cols);
         top = t->st->top;
@@ -121,6 +123,7 @@ static struct tw_var *forward(struct walk *w)
             t->st->top = top;
         x = s->out;
     }
+    t->light = false;
     return x;
 }
 
@@ -195,6 +198,8 @@ static void layer_back(struct walk *w, int64_t i)
         layer_forward(t, &t->m->layer[i], s->in, s->out);
         t->known = NULL;
     }
+    if (s->last && w->p->flags & TW_SELECTIVE && i < t->m->cfg.L - 1)
+        tw_tape_redo(t);        /* what the last layer made is still there */
     s->out->g = w->gx;
     s->out->wrote = true;
     tw_tape_back(t);

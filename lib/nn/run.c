@@ -84,7 +84,7 @@ int tw_model_run(struct tw_model *m, const struct tw_seq *seq, int64_t nseq, str
     int ret = -1;
 
     if (!(flags & TW_BACKWARD)) {
-        p.flags &= ~(unsigned)TW_RECOMPUTE;
+        p.flags &= ~(unsigned)(TW_RECOMPUTE | TW_SELECTIVE);
         p.rows.coef_fn = NULL;
     }
     if (nseq > 0 && nrow > 0)

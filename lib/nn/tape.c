@@ -31,6 +31,27 @@ struct tw_var *tw_var_wide(struct tw_tape *t, int64_t rows, int64_t cols)
     return v;
 }
 
+/* A value that OP will make again, where the tape wants that. */
+static struct tw_var *cheap(struct tw_tape *t, int64_t rows, int64_t cols)
+{
+    struct tw_var *v;
+
+    if (t->light && t->record && t->at < t->npool && t->pool[t->at].rows == rows &&
+            t->pool[t->at].cols == cols) {
+        v = tw_arena_alloc(t->host, sizeof *v);
+        v->v = t->pool[t->at++];
+        v->wide = t->b->ranks > 0;
+        v->room = v->v.ld - cols;
+        return v;
+    }
+    v = tw_var_wide(t, rows, cols);
+    if (t->light && t->record && t->at == t->npool && t->npool < TW_POOL) {
+        t->pool[t->npool++] = v->v;
+        t->at++;
+    }
+    return v;
+}
+
 static struct tw_tensor cols_of(const struct tw_tensor *x, int64_t col, int64_t n)
 {
     struct tw_tensor y = *x;
@@ -133,6 +154,12 @@ static void norm_back(struct tw_tape *t, struct tw_op *op)
             op->n, op->save, (float)t->m->cfg.norm_off);
 }
 
+static void norm_redo(struct tw_tape *t, struct tw_op *op)
+{
+    t->ops->rmsnorm(t->dev, &op->y->v, op->save, &op->x->v, op->w->w.data, op->n, op->eps,
+            (float)t->m->cfg.norm_off);
+}
+
 struct tw_var *tw_t_norm(struct tw_tape *t, struct tw_var *x, struct tw_weight *w, int64_t n)
 {
     return tw_t_norm_eps(t, x, w, n, t->m->cfg.eps);
@@ -142,7 +169,8 @@ struct tw_var *tw_t_norm_eps(struct tw_tape *t, struct tw_var *x, struct tw_weig
         double eps)
 {
     int64_t groups = x->v.rows * (x->v.cols / n);
-    struct tw_var *y = tw_var_wide(t, x->v.rows, x->v.cols);
+    bool whole = n == x->v.cols && n == t->m->cfg.D;    /* others may be rotated in place */
+    struct tw_var *y = whole ? cheap(t, x->v.rows, x->v.cols) : tw_var_wide(t, x->v.rows, x->v.cols);
     float *rstd = tw_stack_take(t->st, (size_t)groups * sizeof *rstd);
     struct tw_op *op;
 
@@ -150,6 +178,9 @@ struct tw_var *tw_t_norm_eps(struct tw_tape *t, struct tw_var *x, struct tw_weig
             (float)t->m->cfg.norm_off);
     op = tw_note(t, norm_back, y, x);
     if (op) {
+        op->redo = whole && t->light ? norm_redo : NULL;
+        y->maker = op->redo ? op : NULL;
+        op->eps = (float)eps;
         op->w = w;
         op->save = rstd;
         op->n = n;
@@ -287,22 +318,54 @@ static void in_place(struct tw_var *v)
 /* The gradients take the place of the values, which nobody needs any more. */
 static void glu_back(struct tw_tape *t, struct tw_op *op)
 {
+    struct tw_var *y = op->y;
+
     in_place(op->x);
     in_place(op->x2);
-    t->ops->glu_bwd(t->dev, &op->x->g, &op->x2->g, &op->y->g, &op->x->v, &op->x2->v,
-            (enum tw_act)t->m->cfg.act);
+    t->ops->glu_bwd(t->dev, &op->x->g, &op->x2->g, y->stale ? &y->v : NULL, &y->g, &op->x->v,
+            &op->x2->v, (enum tw_act)t->m->cfg.act);
+    y->stale = false;
+    for (struct tw_op *w = y->waiting; w; w = w->waits)
+        tw_linear_weights_back(t, w);
+}
+
+static void glu_redo(struct tw_tape *t, struct tw_op *op)
+{
+    t->ops->glu(t->dev, &op->y->v, &op->x->v, &op->x2->v, (enum tw_act)t->m->cfg.act);
+    op->y->stale = false;
 }
 
 struct tw_var *tw_t_glu(struct tw_tape *t, struct tw_var *gate, struct tw_var *up)
 {
-    struct tw_var *y = tw_var_wide(t, gate->v.rows, gate->v.cols);
+    struct tw_var *y = cheap(t, gate->v.rows, gate->v.cols);
     struct tw_op *op;
 
     t->ops->glu(t->dev, &y->v, &gate->v, &up->v, (enum tw_act)t->m->cfg.act);
     op = tw_note(t, glu_back, y, gate);
-    if (op)
+    if (op) {
         op->x2 = up;
+        op->redo = t->light ? glu_redo : NULL;
+        op->lazy = op->redo;
+        y->maker = op->redo ? op : NULL;
+    }
     return y;
+}
+
+/* In the order of the forward. */
+static void redo(struct tw_tape *t, struct tw_op *op)
+{
+    if (!op)
+        return;
+    redo(t, op->prev);
+    if (op->lazy && op->y->waits_for)
+        op->y->stale = true;
+    else if (op->redo)
+        op->redo(t, op);
+}
+
+void tw_tape_redo(struct tw_tape *t)
+{
+    redo(t, t->last);
 }
 
 void tw_tape_back(struct tw_tape *t)

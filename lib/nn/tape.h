@@ -13,6 +13,10 @@ struct tw_var {
     int64_t col;
     bool wide;                  /* behind g's columns there is the room that adapters want */
     int64_t room, used;         /* columns behind v's: there are, and hold states of adapters */
+    struct tw_op *maker;        /* what makes the value again going back; NULL: it is kept */
+    bool stale;                 /* going back: it has not been made again yet */
+    bool waits_for;             /* only tw_t_linear() reads it, and can wait until it is made */
+    struct tw_op *waiting;      /* ops whose gradients of weights want it then */
 };
 
 #define TW_GROUP 3              /* the most products that share an input */
@@ -26,10 +30,14 @@ struct tw_op;
 typedef void tw_bwd_fn(struct tw_tape *t, struct tw_op *op);
 struct tw_op {
     tw_bwd_fn *bwd;
+    tw_bwd_fn *redo;            /* makes y's value again; NULL: it is kept */
+    bool lazy;                  /* bwd makes y's value again by itself, for those who wait */
+    struct tw_op *waits;        /* the next that waits for the same value */
     struct tw_var *y, *x, *x2, *x3; /* output, inputs */
     struct tw_weight *w;
     struct tw_tensor h;         /* LoRA's hidden */
     float *save;                /* rstd or lse */
+    float eps;
     int64_t n, heads, at;
     bool wide;                  /* LoRA's part is inside the products */
     struct tw_attn attn;
@@ -39,6 +47,8 @@ struct tw_op {
     void *more;                 /* what the op's own file keeps */
     struct tw_op *prev;
 };
+
+#define TW_POOL 8               /* values of a layer that are made again, at most */
 
 /* Routers of a pass. */
 struct tw_routing {
@@ -61,6 +71,10 @@ struct tw_tape {
     struct tw_op *last;         /* newest note of the open segment */
     bool record;
     struct tw_var *known;       /* replaying: this output is there already */
+    bool light;                 /* values that are cheap to make are made again going back, into
+                                 * memory that all layers share: pool */
+    struct tw_tensor pool[TW_POOL];
+    int npool, at;              /* at: of this layer's next */
 };
 
 struct tw_var *tw_var_new(struct tw_tape *t, int64_t rows, int64_t cols);
@@ -110,6 +124,8 @@ void tw_routing_end(struct tw_pass *p, struct tw_tape *t);
 void tw_t_moe(struct tw_tape *t, const struct tw_layer *l, struct tw_var *n, struct tw_var *x,
         struct tw_var *out);
 
+/* Makes what the open segment did not keep; before tw_tape_back(). */
+void tw_tape_redo(struct tw_tape *t);
 /* Walks the notes of the open segment back and forgets them. */
 void tw_tape_back(struct tw_tape *t);
 

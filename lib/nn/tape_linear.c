@@ -70,36 +70,71 @@ void tw_residual_back(struct tw_tape *t, struct tw_var *y, struct tw_var *res)
     t->ops->add(t->dev, g, &y->g);
 }
 
+/* Hidden states of N products behind X, kept apart where X's own memory is not kept: of the first
+ * product; the others' follow it. */
+static struct tw_tensor keep_hidden(struct tw_tape *t, const struct tw_var *x, int64_t ranks, int n)
+{
+    if (!x->maker)
+        return (struct tw_tensor){ 0 };
+    return tw_stack_tensor(t->st, t->m->act, x->v.rows, n * ranks);
+}
+
+/* Those of product I, or NULL. */
+static struct tw_tensor *hidden_of(struct tw_tensor *all, int64_t ranks, int i, struct tw_tensor *out)
+{
+    if (!all->data)
+        return NULL;
+    *out = *all;
+    out->data = (char *)all->data + (size_t)(i * ranks) * tw_dtype_size(all->dtype);
+    out->cols = ranks;
+    return out;
+}
+
+void tw_linear_weights_back(struct tw_tape *t, struct tw_op *op)
+{
+    struct tw_weight *w = op->w;
+    struct tw_tensor *dy = &op->y->g;
+    struct tw_lora_ctx c = lora_ctx(t, w);
+    struct tw_lora_one one = { .y = dy, .w = &w->w, .c = &c };
+
+    c.at = op->at;
+    if (w->dw.data)
+        t->ops->linear_dw(t->dev, &w->dw, w->bias ? w->bias->dw.data : NULL, dy, &op->x->v);
+    if (op->wide)
+        t->ops->lora_wide_da(t->dev, &one, 1, &op->x->v);
+}
+
 static void linear_back(struct tw_tape *t, struct tw_op *op)
 {
     struct tw_weight *w = op->w;
     struct tw_lora_ctx c = lora_ctx(t, w);
-    struct tw_tensor *dx, *dy = &op->y->g, scratch;
+    struct tw_lora_one one = { .y = &op->y->g, .w = &w->w, .c = &c };
+    struct tw_tensor *dx, *dy = &op->y->g, scratch, h;
     size_t top;
     bool add;
 
-    if (w->dw.data)
-        t->ops->linear_dw(t->dev, &w->dw, w->bias ? w->bias->dw.data : NULL, dy, &op->x->v);
     dx = tw_var_grad(t, op->x, &add);
     top = t->st->top;
+    c.at = op->at;
+    one.h = hidden_of(&op->h, c.ranks, 0, &h);
     if (op->wide) {
-        struct tw_lora_one one = { .y = dy, .w = &w->w, .c = &c };
-
-        c.at = op->at;
         t->ops->lora_wide_bwd(t->dev, dx, add, &one, 1, &op->x->v);
-        if (op->x2)
-            tw_residual_back(t, op->y, op->x2);
-        return;
+        c.nrun = 0;
+    } else if (!c.nrun || !t->ops->lora_linear_bwd) {
+        t->ops->linear_dx(t->dev, dx, add, dy, &w->w);
+    }
+    if (op->x->stale) {
+        op->waits = op->x->waiting;
+        op->x->waiting = op;
+    } else {
+        tw_linear_weights_back(t, op);
     }
     if (c.nrun)
         scratch = tw_stack_tensor(t->st, TW_F32, t->b->T, t->b->max_r);
-    if (c.nrun && t->ops->lora_linear_bwd) {
+    if (c.nrun && t->ops->lora_linear_bwd)
         t->ops->lora_linear_bwd(t->dev, dx, add, &scratch, dy, &op->x->v, &op->h, &w->w, &c);
-    } else {
-        t->ops->linear_dx(t->dev, dx, add, dy, &w->w);
-        if (c.nrun)
-            t->ops->lora_bwd(t->dev, dx, &scratch, dy, &op->x->v, &op->h, &c);
-    }
+    else if (c.nrun)
+        t->ops->lora_bwd(t->dev, dx, &scratch, dy, &op->x->v, &op->h, &c);
     t->st->top = top;
     if (op->x2)
         tw_residual_back(t, op->y, op->x2);
@@ -121,6 +156,8 @@ struct tw_var *tw_t_linear(struct tw_tape *t, struct tw_var *x, struct tw_weight
         struct tw_lora_one one = { .y = known ? NULL : &y->v, .w = &w->w, .bias = bias, .res = add,
             .c = &c };
 
+        h = keep_hidden(t, x, c.ranks, 1);
+        one.h = h.data ? &h : NULL;
         t->ops->lora_wide(t->dev, &one, 1, &x->v);
         c.nrun = 0;
         known = true;
@@ -140,6 +177,7 @@ struct tw_var *tw_t_linear(struct tw_tape *t, struct tw_var *x, struct tw_weight
         op->x2 = res;
         op->wide = wide;
         op->at = c.at;
+        x->waits_for = x->maker && (wide || !c.nrun);
     }
     return y;
 }
@@ -154,10 +192,6 @@ static void group_back(struct tw_tape *t, struct tw_op *op)
     bool add;
     int n = (int)op->n;
 
-    for (int i = 0; i < n; i++)
-        if (op->group[i].w->dw.data)
-            t->ops->linear_dw(t->dev, &op->group[i].w->dw, op->group[i].w->bias ?
-                    op->group[i].w->bias->dw.data : NULL, &op->group[i].y->g, &op->x->v);
     dx = tw_var_grad(t, op->x, &add);
     top = t->st->top;
     for (int i = 0; i < n; i++) {
@@ -167,10 +201,18 @@ static void group_back(struct tw_tape *t, struct tw_op *op)
         c[i].at = op->at;
         if (!op->wide)
             scratch[i] = tw_stack_tensor(t->st, TW_F32, t->b->T, t->b->max_r);
-        one[i] = (struct tw_lora_one){ .y = &g->y->g, .h = &g->h, .scratch = &scratch[i],
-            .w = &g->w->w, .c = &c[i] };
+        one[i] = (struct tw_lora_one){ .y = &g->y->g, .h = g->h.data ? &g->h : NULL,
+            .scratch = &scratch[i], .w = &g->w->w, .c = &c[i] };
+        if (g->w->dw.data)
+            t->ops->linear_dw(t->dev, &g->w->dw, g->w->bias ? g->w->bias->dw.data : NULL, &g->y->g,
+                    &op->x->v);
     }
-    (op->wide ? t->ops->lora_wide_bwd : t->ops->lora_group_bwd)(t->dev, dx, add, one, n, &op->x->v);
+    if (op->wide) {
+        t->ops->lora_wide_bwd(t->dev, dx, add, one, n, &op->x->v);
+        t->ops->lora_wide_da(t->dev, one, n, &op->x->v);
+    } else {
+        t->ops->lora_group_bwd(t->dev, dx, add, one, n, &op->x->v);
+    }
     t->st->top = top;
 }
 
@@ -190,6 +232,7 @@ void tw_t_linears(struct tw_tape *t, struct tw_var *x, struct tw_weight *const *
     struct tw_group *g;
     struct tw_lora_one one[TW_GROUP];
     struct tw_lora_ctx c[TW_GROUP];
+    struct tw_tensor h = { 0 };
     struct tw_op *op;
     bool wide;
 
@@ -205,12 +248,16 @@ void tw_t_linears(struct tw_tape *t, struct tw_var *x, struct tw_weight *const *
         y[i] = tw_var_wide(t, x->v.rows, w[i]->w.rows);
     }
     wide = take_in(x, c, y, n);
+    if (wide)
+        h = keep_hidden(t, x, c[0].ranks, n);
     for (int i = 0; i < n; i++) {
         g[i] = (struct tw_group){ .y = y[i], .w = w[i] };
         if (!wide)
             g[i].h = tw_stack_tensor(t->st, TW_F32, t->b->T, t->b->max_r);
-        one[i] = (struct tw_lora_one){ .y = &y[i]->v, .h = &g[i].h, .w = &w[i]->w,
-            .bias = w[i]->bias ? w[i]->bias->w.data : NULL, .c = &c[i] };
+        else
+            hidden_of(&h, c[0].ranks, i, &g[i].h);
+        one[i] = (struct tw_lora_one){ .y = &y[i]->v, .h = g[i].h.data ? &g[i].h : NULL,
+            .w = &w[i]->w, .bias = w[i]->bias ? w[i]->bias->w.data : NULL, .c = &c[i] };
     }
     (wide ? t->ops->lora_wide : t->ops->lora_group)(t->dev, one, n, &x->v);
     op = tw_note(t, group_back, y[0], x);

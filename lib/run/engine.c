@@ -219,7 +219,7 @@ static int run(struct tw_engine *e, struct tw_engine_sample *s, int64_t n, unsig
 int tw_engine_forward_backward(struct tw_engine *e, struct tw_engine_sample *s, int64_t n,
         unsigned flags, struct tw_err *err)
 {
-    return run(e, s, n, flags | TW_BACKWARD | (e->recompute ? TW_RECOMPUTE : 0), err);
+    return run(e, s, n, flags | TW_BACKWARD | e->recompute, err);
 }
 
 int tw_engine_score(struct tw_engine *e, struct tw_engine_sample *s, int64_t n, unsigned flags,

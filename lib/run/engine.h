@@ -14,7 +14,7 @@
 struct tw_engine {
     struct tw_model *model;         /* borrowed */
     int64_t micro_tokens;           /* a pass takes at most so many, or one longer sequence */
-    bool recompute;
+    unsigned recompute;         /* 0, TW_SELECTIVE or TW_RECOMPUTE */
     /* Asked before each pass, when not NULL; other than 0 ends the call with its error. */
     int (*go_on)(void *arg, struct tw_err *err);
     void *arg;

@@ -21,7 +21,7 @@ struct tw_train_opts {
 #define TW_TRAIN_INIT "none|random"
 #define TW_TRAIN_LOSS_SCALE "token|sequence|sum"        /* enum tw_loss_scale */
 #define TW_TRAIN_DECAY_ON "matrices|all"
-#define TW_TRAIN_RECOMPUTE "auto|none|layer"
+#define TW_TRAIN_RECOMPUTE "auto|none|selective|layer"
 #define TW_TRAIN_DTYPE "auto|bf16|f32"
 
 enum { TW_STOP_AT_ONCE = -1 };

@@ -58,7 +58,7 @@ size_t tw_train_moments(const struct tw_trainer *t)
     return n * each;
 }
 
-static int plan(struct tw_trainer *t, const struct size *z, int64_t tokens, bool recompute,
+static int plan(struct tw_trainer *t, const struct size *z, int64_t tokens, unsigned recompute,
         struct tw_plan *p, struct tw_err *err)
 {
     int64_t longest = z->longest < tokens ? z->longest : tokens;
@@ -66,7 +66,7 @@ static int plan(struct tw_trainer *t, const struct size *z, int64_t tokens, bool
     size_t moments = tw_train_moments(t);
 
     if (tw_model_plan(t->count_model, t->count_adapter, tokens, nseq, longest,
-                TW_BACKWARD | (recompute ? TW_RECOMPUTE : 0), p, err) ||
+                TW_BACKWARD | recompute, p, err) ||
             tw_ref_bytes(t, tokens, nseq, longest, &t->ref.bytes, err))
         return -1;
     p->total = p->total - p->optimizer + moments + t->ref.bytes;
@@ -89,7 +89,8 @@ static void print(const struct tw_trainer *t, const struct size *z, const struct
     fprintf(out, "%-24s %s\n", "parameters", tw_fmt_count(text, p->params));
     fprintf(out, "%-24s %s\n", "trained", tw_fmt_count(text, p->trainable));
     fprintf(out, "%-24s %s tokens, recompute %s\n", "largest pass", tw_fmt_count(text, z->tokens),
-            t->engine.recompute ? "layer" : "none");
+            t->engine.recompute == TW_RECOMPUTE ? "layer" : t->engine.recompute ? "selective" :
+            "none");
     if (t->schedule.total)
         fprintf(out, "%-24s %s\n", "steps", tw_fmt_count(text, t->schedule.total));
     print_bytes(out, "memory: weights", p->weights);
@@ -114,9 +115,11 @@ static void advice(struct tw_trainer *t, const struct size *z, struct tw_buf *b)
     char text[32];
     int64_t less = z->tokens / 2 > z->longest ? z->tokens / 2 : z->longest;
 
-    if (!t->engine.recompute && !plan(t, z, z->tokens, true, &p, NULL))
+    if (!t->engine.recompute && !plan(t, z, z->tokens, TW_SELECTIVE, &p, NULL))
+        tw_buf_printf(b, "; --recompute selective: %s", tw_fmt_bytes(text, (double)p.total));
+    if (t->engine.recompute != TW_RECOMPUTE && !plan(t, z, z->tokens, TW_RECOMPUTE, &p, NULL))
         tw_buf_printf(b, "; --recompute layer: %s", tw_fmt_bytes(text, (double)p.total));
-    if (less < z->tokens && !plan(t, z, less, true, &p, NULL))
+    if (less < z->tokens && !plan(t, z, less, TW_RECOMPUTE, &p, NULL))
         tw_buf_printf(b, "; --micro-tokens %" PRId64 " --recompute layer: %s", less,
                 tw_fmt_bytes(text, (double)p.total));
     if (!t->use_lora)
@@ -141,26 +144,26 @@ static void explain(struct tw_trainer *t, const struct size *z, const struct tw_
 }
 
 /* Tokens of a pass and recomputation, where they are left to us: on a GPU the longest passes that fit
- * without it, else with it; on the CPU longer passes are not faster. */
+ * without it, else making again what is cheap, else whole layers; on the CPU longer passes are not
+ * faster. */
 static int choose(struct tw_trainer *t, size_t have, struct size *z, struct tw_plan *p,
         struct tw_err *err)
 {
+    static const unsigned level[] = { 0, TW_SELECTIVE, TW_RECOMPUTE };
     bool gpu = tw_ops(t->dev)->memory, any = !t->o->micro_tokens;
+    int asked = t->o->recompute, from = asked ? asked - 1 : 0, to = asked ? from : 2;
 
-    for (int r = t->o->recompute == 2; r <= 1; r++)
+    for (int k = from; k <= to; k++)
         for (int64_t micro = any ? gpu ? MICRO_GPU : MICRO : t->o->micro_tokens;; micro /= 2) {
-            t->engine.recompute = r;
+            t->engine.recompute = level[k];
             t->engine.micro_tokens = micro;
             *z = size_of(t);
-            if (plan(t, z, z->tokens, r, p, err))
+            if (plan(t, z, z->tokens, level[k], p, err))
                 return -1;
-            if (p->total <= have / 10 * 9 || (r && !(any && gpu)))
+            if (p->total <= have / 10 * 9)
                 return 0;
-            if (!any || micro <= MICRO || !gpu) {
-                if (r || t->o->recompute)
-                    return 0;
+            if (!any || !gpu || micro <= MICRO)
                 break;
-            }
         }
     return 0;
 }

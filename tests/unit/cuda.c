@@ -142,8 +142,11 @@ static void elementwise(void)
             same(&y, "glu");
             C(add, &y.c, &dy.c), G(add, &y.g, &dy.g);
             same(&y, "add");
-            C(glu_bwd, &g.c, &u.c, &dy.c, &g.c, &u.c, a);
-            G(glu_bwd, &g.g, &u.g, &dy.g, &g.g, &u.g, a);
+            struct both again = tensor(T, n, p, true, 1);
+
+            C(glu_bwd, &g.c, &u.c, &again.c, &dy.c, &g.c, &u.c, a);
+            G(glu_bwd, &g.g, &u.g, &again.g, &dy.g, &g.g, &u.g, a);
+            same(&again, "glu once more"), done(&again);
             same(&g, "glu_bwd gate"), same(&u, "glu_bwd up");
             done(&g), done(&u), done(&y), done(&dy);
         }

@@ -65,11 +65,25 @@ static void check_part(struct parts *p)
     done(&p->y), done(&p->dy), done(&p->w), done(&p->bias), done(&p->h), done(&p->s);
 }
 
+/* What a batch left behind x's columns is gone. */
+static void wipe_room(struct both *x, int64_t ext)
+{
+    int64_t rows = x->g.rows, ld = x->g.cols + ext;
+    uint16_t *all = tw_xcalloc((size_t)(rows * ld), sizeof *all);
+
+    G(get, all, x->g.data, (size_t)(rows * ld) * sizeof *all);
+    for (int64_t i = 0; i < rows * ld; i++)
+        if (i % ld >= x->g.cols)
+            all[i] = 0x7fc0;    /* NaN */
+    G(put, x->g.data, all, (size_t)(rows * ld) * sizeof *all);
+    free(all);
+}
+
 static void run_case(const struct wide_case *q)
 {
     int64_t ranks = cols_of(q->r[0]) + cols_of(q->r[1]), ext = (q->at + q->n * ranks + 63) / 64 * 64;
     struct both x = tensor(q->T, q->in, ext, false, 1), dx = tensor(q->T, q->in, 0, false, 1);
-    struct both res = tensor(q->T, q->out[0], 0, false, 1);
+    struct both res = tensor(q->T, q->out[0], 0, false, 1), hidden;
     struct parts *p = tw_xcalloc((size_t)q->n, sizeof *p);
     struct tw_lora_one one[MODULES];
 
@@ -84,8 +98,12 @@ static void run_case(const struct wide_case *q)
     G(lora_wide, one, q->n, &x.g);
     for (int m = 0; m < q->n; m++)
         same(&p[m].y, "lora_wide");
-    one[0].y = NULL;            /* once more, h alone */
+    one[0].y = NULL;            /* once more, h alone, and kept apart */
+    hidden = tensor(q->T, ranks, 0, true, 1);
+    one[0].h = q->res ? &hidden.g : NULL;
     G(lora_wide, one, 1, &x.g);
+    if (q->res)
+        wipe_room(&x, ext);
     for (int add = 1; add >= 0; add--) {
         for (int m = q->n - 1; m >= 0; m--) {
             one[m].y = &p[m].dy.g;
@@ -93,12 +111,13 @@ static void run_case(const struct wide_case *q)
             C(lora_bwd, &dx.c, &p[m].s.c, &p[m].dy.c, &x.c, &p[m].h.c, &p[m].cc);
         }
         G(lora_wide_bwd, &dx.g, add, one, q->n, &x.g);
+        G(lora_wide_da, one, q->n, &x.g);
         same(&dx, "lora_wide dx");
     }
     for (int m = 0; m < q->n; m++)
         check_part(&p[m]);
     free(p);
-    done(&x), done(&dx), done(&res);
+    done(&x), done(&dx), done(&res), done(&hidden);
 }
 
 static void wide(void)

@@ -137,7 +137,7 @@ static void the_cut_and_recomputation_change_nothing(void)
     for (int i = 0; i < 4; i++) {
         open_world(&b, TW_F32);
         b.e.micro_tokens = (int64_t[]){ 1, 17, 100000, 50 }[i];
-        b.e.recompute = i == 3;
+        b.e.recompute = i == 3 ? TW_RECOMPUTE : i == 2 ? TW_SELECTIVE : 0;
         two_steps(&b, -1);
         for (int k = 0; k < ADAPTERS; k++)
             CHECK(same(&a, &b, k));

@@ -189,6 +189,12 @@ static void recompute(void)
     b = grads(p);
     CHECK(same_grads(p, a, b));
     CHECK(!memcmp(keep, again, sizeof keep));
+    run(m, all, NSEQ, NULL, TW_BACKWARD, keep);
+    a = grads(p);
+    run(m, all, NSEQ, NULL, TW_BACKWARD | TW_SELECTIVE, again);
+    b = grads(p);
+    CHECK(same_grads(p, a, b));
+    CHECK(!memcmp(keep, again, sizeof keep));
     run(m, all, NSEQ, NULL, 0, again);
     CHECK(!memcmp(keep, again, sizeof keep));
     tw_model_close(m);
@@ -268,7 +274,7 @@ static void mixed_adapters(void)
         for (int s = 0; s < NSEQ; s++)
             if (of[s] == a[i])
                 which[n++] = s;
-        run(m, which, n, of, flags | (i ? TW_RECOMPUTE : 0), alone);
+        run(m, which, n, of, flags | (unsigned[]){ TW_SELECTIVE, TW_RECOMPUTE, 0 }[i], alone);
         CHECK(same_grads(tw_adapter_params(a[i]), gm[i], grads(tw_adapter_params(a[i]))));
     }
     run(m, (int[]){ 3 }, 1, of, 0, alone);

@@ -177,7 +177,7 @@ static void glu(void)
                 du[i] = ref_act(g[i], act) * dy[i];
             }
             ON(glu, &vy, &vg, &vu, act);
-            ON(glu_bwd, &vg, &vu, &vd, &vg, &vu, act);  /* in place */
+            ON(glu_bwd, &vg, &vu, NULL, &vd, &vg, &vu, act);  /* in place */
             got = help_tensor_get(h->d, &vy);
             CHECK(help_near(got, y, T * n, 1e-5, "glu"));
             CHECK(help_agree(3 * act, got, T * n, "glu", h->name));

@@ -257,8 +257,8 @@ extern const struct tw_mla_ops tw_cpu_mla;
 void tw_cpu_glu(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor *gate,
         const struct tw_tensor *up, enum tw_act act);
 void tw_cpu_glu_bwd(struct tw_dev *d, struct tw_tensor *dgate, struct tw_tensor *dup,
-        const struct tw_tensor *dy, const struct tw_tensor *gate, const struct tw_tensor *up,
-        enum tw_act act);
+        struct tw_tensor *y, const struct tw_tensor *dy, const struct tw_tensor *gate,
+        const struct tw_tensor *up, enum tw_act act);
 extern const struct tw_delta_ops tw_cpu_delta_ops;
 void tw_cpu_cols(struct tw_dev *d, struct tw_tensor *y, struct tw_tensor *x,
         const struct tw_cols *c, bool back);

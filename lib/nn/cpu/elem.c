@@ -146,12 +146,14 @@ static void glu_bwd_row(void *arg, int64_t t, int thread)
 }
 
 void tw_cpu_glu_bwd(struct tw_dev *dev, struct tw_tensor *dgate, struct tw_tensor *dup,
-        const struct tw_tensor *dy, const struct tw_tensor *gate, const struct tw_tensor *up,
-        enum tw_act act)
+        struct tw_tensor *y, const struct tw_tensor *dy, const struct tw_tensor *gate,
+        const struct tw_tensor *up, enum tw_act act)
 {
     struct glu_job j = { .d = (struct tw_cpu *)dev, .dgate = dgate, .dup = dup, .dy = dy,
         .gate = gate, .up = up, .act = act };
 
+    if (y)
+        tw_cpu_glu(dev, y, gate, up, act);
     tw_cpu_run(j.d, gate->rows, glu_bwd_row, &j);
 }
 

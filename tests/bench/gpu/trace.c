@@ -7,55 +7,46 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { ROWS = 512, EVENTS = 1 << 20 };
+
 struct row {
     char name[120];
     long calls;
     double us;
 };
-static struct row row[512], gap[512];
-static int nrow, ngap;
+struct event {
+    double start, end;
+    int row;
+};
+static struct row row[ROWS], gap[ROWS];
+static struct event *event;
+static int nrow, ngap, nevent;
 static long seen, skip;
-static double first, last, busy;
 
-/* Idle time before a kernel, by its name and that of the one before. */
-static void note_gap(const char *name, double us)
+static void add(struct row *list, int *n, const char *name, double us)
 {
-    static char last_name[60];
-    char both[120];
     int i;
 
-    snprintf(both, sizeof both, "%.56s -> %.56s", last_name, name);
-    snprintf(last_name, sizeof last_name, "%.56s", name);
-    for (i = 0; i < ngap && strcmp(gap[i].name, both); i++)
+    for (i = 0; i < *n && strncmp(list[i].name, name, sizeof list[i].name - 1); i++)
         ;
-    if (i == 512)
+    if (i == ROWS)
         return;
-    if (i == ngap)
-        snprintf(gap[ngap++].name, sizeof gap[0].name, "%s", both);
-    gap[i].calls++;
-    gap[i].us += us;
+    if (i == *n)
+        snprintf(list[(*n)++].name, sizeof list[0].name, "%s", name);
+    list[i].calls++;
+    list[i].us += us;
 }
 
 static void note(const char *name, double start, double end)
 {
     int i;
 
-    if (seen++ < skip)
+    if (seen++ < skip || nevent == EVENTS)
         return;
-    note_gap(name, last && start > last ? (start - last) / 1e3 : 0);
-    if (!first || start < first)
-        first = start;
-    if (end > last)
-        last = end;
-    busy += end - start;
     for (i = 0; i < nrow && strncmp(row[i].name, name, sizeof row[i].name - 1); i++)
         ;
-    if (i == 512)
-        return;
-    if (i == nrow)
-        snprintf(row[nrow++].name, sizeof row[0].name, "%s", name);
-    row[i].calls++;
-    row[i].us += (end - start) / 1e3;
+    add(row, &nrow, name, (end - start) / 1e3);
+    event[nevent++] = (struct event){ start, end, i };
 }
 
 static void CUPTIAPI give(uint8_t **buf, size_t *size, size_t *records)
@@ -95,19 +86,49 @@ static int by_time(const void *a, const void *b)
     return x < y ? 1 : x > y ? -1 : 0;
 }
 
+static int by_start(const void *a, const void *b)
+{
+    double x = ((const struct event *)a)->start, y = ((const struct event *)b)->start;
+
+    return x < y ? -1 : x > y ? 1 : 0;
+}
+
+static void find_gaps(void)
+{
+    double last = 0;
+    char both[120];
+
+    qsort(event, (size_t)nevent, sizeof *event, by_start);
+    for (int i = 0; i < nevent; i++) {
+        if (i && event[i].start > last) {
+            snprintf(both, sizeof both, "%.56s -> %.56s", row[event[i - 1].row].name,
+                    row[event[i].row].name);
+            add(gap, &ngap, both, (event[i].start - last) / 1e3);
+        }
+        if (event[i].end > last)
+            last = event[i].end;
+    }
+}
+
+static void print(const char *what, struct row *list, int n, int most)
+{
+    double all = 0;
+
+    for (int i = 0; i < n; i++)
+        all += list[i].us;
+    qsort(list, (size_t)n, sizeof *list, by_time);
+    fprintf(stderr, "%10s %8s %9s  %s: %.1f ms in all\n", "ms", "calls", "us each", what, all / 1e3);
+    for (int i = 0; i < n && i < most; i++)
+        fprintf(stderr, "%10.3f %8ld %9.1f  %s\n", list[i].us / 1e3, list[i].calls,
+                list[i].us / (double)list[i].calls, list[i].name);
+}
+
 static void end(void)
 {
     cuptiActivityFlushAll(1);
-    qsort(row, (size_t)nrow, sizeof *row, by_time);
-    fprintf(stderr, "%10s %8s %9s  kernel (%.1f ms from first to last, %.1f ms busy)\n", "ms", "calls",
-            "us each", (last - first) / 1e6, busy / 1e6);
-    for (int i = 0; i < nrow && i < 60; i++)
-        fprintf(stderr, "%10.3f %8ld %9.1f  %s\n", row[i].us / 1e3, row[i].calls,
-                row[i].us / (double)row[i].calls, row[i].name);
-    qsort(gap, (size_t)ngap, sizeof *gap, by_time);
-    for (int i = 0; i < ngap && i < 12; i++)
-        fprintf(stderr, "%10.3f %8ld %9.1f  idle: %s\n", gap[i].us / 1e3, gap[i].calls,
-                gap[i].us / (double)gap[i].calls, gap[i].name);
+    find_gaps();
+    print("busy", row, nrow, 60);
+    print("idle", gap, ngap, 20);
 }
 
 int InitializeInjection(void)
@@ -115,10 +136,11 @@ int InitializeInjection(void)
     const char *s = getenv("TW_TRACE_SKIP");
 
     skip = s ? atol(s) : 0;
+    event = malloc(EVENTS * sizeof *event);
     cuptiActivityRegisterCallbacks(give, take);
     cuptiActivityEnable(CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL);
     cuptiActivityEnable(CUPTI_ACTIVITY_KIND_MEMCPY);
     cuptiActivityEnable(CUPTI_ACTIVITY_KIND_MEMSET);
     atexit(end);
-    return 1;
+    return event != NULL;
 }
