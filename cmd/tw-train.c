@@ -6,14 +6,16 @@
 
 static const struct tw_opt table[] = {
     TW_GROUP("Model"),
-    { "model", 'm', TW_OSTR(OPTS, model), "MODEL", TW_NEEDED,
-      "what is trained: a folder, a RUN, hf://ORG/NAME, ms://ORG/NAME or tiny" },
+    { "model", 'm', TW_OSTR(OPTS, model), "MODEL", NULL,
+      "what is trained: a folder, a RUN, hf://ORG/NAME, ms://ORG/NAME or tiny; needed but for "
+      "--init random with --config-json" },
     { "out", 'o', TW_OSTR(OPTS, out), "RUN", NULL,
       "the folder of the run (with --merge: of the model)" },
     { "init", 0, TW_OENUM(OPTS, init), TW_TRAIN_INIT, "none",
       "random: begin with random weights of MODEL's shapes" },
     { "config-json", 0, TW_OSTR(OPTS, config_json), "FILE", NULL,
-      "the shapes for --init random, instead of MODEL's config.json" },
+      "the shapes for --init random, instead of MODEL's config.json; without MODEL a tokenizer is "
+      "looked for beside it" },
     { "lora", 0, TW_OSTR(OPTS, lora), "r=8,alpha=16,..", NULL,
       "train an adapter: r, alpha, dropout=0, targets=all-linear (q_proj+v_proj, /REGEX/), "
       "rslora=off, init=default|gaussian" },

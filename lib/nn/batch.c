@@ -57,12 +57,15 @@ static void add_span(struct tw_batch *b, int64_t i)
 
 static int check_length(const struct tw_model *m, const struct tw_batch *b, struct tw_err *err)
 {
+    bool hard;
+    int64_t most = tw_rope_longest(&m->cfg, &hard);
+
     if (b->end > INT32_MAX)
         return tw_fail(err, NULL, 0, "a sequence has %lld tokens: too many", (long long)b->end);
-    if (b->end > tw_rope_longest(&m->cfg))
+    if (hard && b->end > most)
         return tw_fail(err, NULL, 0, "a sequence has %lld tokens: the base of rope_type dynamic is "
                 "chosen for at most %lld; set \"length\" beside it in config.json to the longest "
-                "text there is to be", (long long)b->end, (long long)tw_rope_longest(&m->cfg));
+                "text there is to be", (long long)b->end, (long long)most);
     return 0;
 }
 

@@ -93,8 +93,8 @@ double tw_rope_score_gain(const struct tw_rope_conf *r);
 /* Angles of rope R at positions [p0, p0 + n): cos and sin [n, rot / 2], times the attention factor. */
 void tw_rope_table(const struct tw_config *c, int r, int64_t p0, int64_t n, float *cos, float *sin);
 double tw_attn_scale(const struct tw_config *c);
-/* The longest sequence that the config's angles are for. */
-int64_t tw_rope_longest(const struct tw_config *c);
+/* The longest sequence that the model is for; *hard: its angles are not for longer ones. */
+int64_t tw_rope_longest(const struct tw_config *c, bool *hard);
 /* The rotated width of a head. */
 int64_t tw_rope_width(const struct tw_config *c);
 

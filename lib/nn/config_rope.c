@@ -200,16 +200,15 @@ static double base(const struct tw_config *c, const struct tw_rope_conf *r)
     return r->theta * pow(r->factor * n / M - (r->factor - 1), d / (d - 2));
 }
 
-int64_t tw_rope_longest(const struct tw_config *c)
+int64_t tw_rope_longest(const struct tw_config *c, bool *hard)
 {
-    int64_t most = INT64_MAX;
+    int64_t most = c->max_positions;
 
+    *hard = false;
     for (int i = 0; i < c->nrope; i++) {
-        const struct tw_rope_conf *r = &c->rope[i];
-        int64_t n = r->length > c->max_positions ? r->length : c->max_positions;
-
-        if (r->type == TW_ROPE_DYNAMIC && n < most)
-            most = n;
+        *hard |= c->rope[i].type == TW_ROPE_DYNAMIC;
+        if (c->rope[i].type == TW_ROPE_DYNAMIC && c->rope[i].length > most)
+            most = c->rope[i].length;
     }
     return most;
 }

@@ -237,9 +237,10 @@ static void fill_info(struct tw_model *m)
 {
     struct tw_model_info *o = &m->info;
     const struct tw_config *c = &m->cfg;
+    bool hard;
 
     *o = (struct tw_model_info){ .family = c->family->name, .V = c->V, .D = c->D, .L = c->L,
-        .max_positions = c->max_positions, .tied = m->tied };
+        .max_positions = tw_rope_longest(c, &hard), .tied = m->tied };
     if (m->nmoe) {
         o->routers = m->nmoe;
         o->experts = c->moe.E;

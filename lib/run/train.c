@@ -309,6 +309,17 @@ static int loop(struct tw_trainer *t, struct tw_err *err)
     return ret;
 }
 
+/* The folder of MODEL; without one that of --config-json, which may have a tokenizer beside it. */
+static char *model_folder(const struct tw_train_opts *o, struct tw_err *err)
+{
+    const char *slash = o->model ? NULL : strrchr(o->config_json, '/');
+
+    if (o->model)
+        return tw_model_dir(o->model, err);
+    return slash ? tw_xstrndup(o->config_json, (size_t)(slash - o->config_json) + 1) :
+            tw_xstrdup(".");
+}
+
 static int train(struct tw_trainer *t, struct tw_err *err)
 {
     const struct tw_train_opts *o = t->o;
@@ -318,12 +329,12 @@ static int train(struct tw_trainer *t, struct tw_err *err)
     int ret = -1;
 
     if (tw_train_parse(t, err) || tw_train_device(o, &t->dev, err) ||
-            !(t->model_dir = tw_model_dir(o->model, err)) ||
+            !(t->model_dir = model_folder(o, err)) ||
             (o->adapter && !(t->adapter_dir = tw_adapter_dir(o->adapter, err))) ||
             tw_ref_find(t, err) || open_counted(t, err) ||
             !(t->chat = tw_chat_open(t->model_dir, NULL, &chat, err)) || tw_ref_count(t, err))
         return -1;
-    t->base = tw_train_base_name(o->model);
+    t->base = tw_train_base_name(o->model ? o->model : t->model_dir);
     if (!o->plan && tw_run_enter(t, err))
         return -1;
     if (open_records(t, err) || tw_train_plan(t, o->plan ? t->out : NULL, err) ||

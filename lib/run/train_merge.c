@@ -136,6 +136,8 @@ int tw_train_merge(const struct tw_train_opts *o, struct tw_err *err)
 
     if (!o->adapter || !o->out)
         return tw_fail_code(err, TW_EMISUSE, "--merge", 0, "needs --adapter DIR and -o DIR");
+    if (!o->model)
+        return tw_fail_code(err, TW_EMISUSE, "--model", 0, "MODEL is needed");
     if (!empty_or_missing(o->out))
         return tw_fail(err, o->out, 0, "is there already: give another -o");
     g.tmp = tw_xasprintf("%s.tmp-%ld", o->out, (long)getpid());

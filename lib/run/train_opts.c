@@ -56,6 +56,8 @@ static int parse_shuffle(struct tw_trainer *t, struct tw_err *err)
 static int check_pairs(const struct tw_train_opts *o, struct tw_err *err)
 {
     const struct { bool bad; const char *option, *why; } rule[] = {
+        { !o->model && !(o->init && o->config_json), "--model", "MODEL is needed; only --init random "
+            "with --config-json FILE does without" },
         { o->keep_best && !o->eval, "--keep-best", "needs --eval FILE" },
         { o->early_stop && !o->eval, "--early-stop", "needs --eval FILE" },
         { o->eval_every && !o->eval, "--eval-every", "needs --eval FILE" },

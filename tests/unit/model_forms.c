@@ -298,11 +298,28 @@ static void internlm2(void)
     free(dir);
 }
 
+/* A base that was chosen for 512 positions is no base for 513 tokens. */
+static void too_long(const char *dir)
+{
+    static const int32_t tok[513] = { 5 };
+    struct tw_model *m = open_dir(dir);
+    struct tw_seq seq = { .token = tok, .n = 513, .state = m ? tw_state_new(m, &err) : NULL };
+
+    CHECK(m && tw_model_decode(m, &seq, 1, NULL, 0, NULL, &err) == -1);
+    CHECK(strstr(err.msg, "\"length\""));
+    tw_err_clear(&err);
+    seq.n = 512;
+    CHECK(m && tw_model_decode(m, &seq, 1, NULL, 0, NULL, &err) == 0);
+    tw_state_free(seq.state);
+    tw_model_close(m);
+}
+
 static void internlm3(void)
 {
     char *dir = make_internlm3();
 
     same_as("tests/data/models/llama", dir);
+    too_long(dir);
     free(dir);
 }
 
