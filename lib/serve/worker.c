@@ -186,6 +186,7 @@ static void turn(struct tw_worker *k)
 
     if (!train && !gen)
         return;
+    tw_pool_room(k, 0);                 /* models that were made at once may be too many */
     if (side == TW_TRAIN)
         train_turn(k);
     else
@@ -235,13 +236,13 @@ static int wait(struct tw_worker *k, bool idle, struct tw_work **in, struct tw_w
     int stopping;
 
     pthread_mutex_lock(&k->lock);
+    k->shown = k->stat;
     while (idle && !k->in && !k->cancelled && !k->stopping)
         pthread_cond_wait(&k->more, &k->lock);
     *in = k->in;
     *cancel = k->cancelled;
     k->in = k->in_tail = k->cancelled = NULL;
     stopping = k->stopping;
-    k->shown = k->stat;
     pthread_mutex_unlock(&k->lock);
     return stopping;
 }
