@@ -36,7 +36,7 @@ static const struct tw_opt table[] = {
         "optimiser steps of a model between snapshots of its state; 0: none" },
     { "session-timeout", 0, TW_ONUM(struct tw_serve_opts, session_timeout, 1, 1e9), "S", "1800",
         "seconds without a heartbeat until a session ends" },
-    { "gap-timeout", 0, TW_ONUM(struct tw_serve_opts, gap_timeout, 0.1, 3600), "S", "45",
+    { "gap-timeout", 0, TW_ONUM(struct tw_serve_opts, gap_timeout, 0.1, 3600), "S", "30",
         "seconds that later requests wait for a missing number" },
     { "result-ttl", 0, TW_ONUM(struct tw_serve_opts, result_ttl, 1, 1e9), "S", "3600",
         "seconds that results are kept after their session" },

@@ -60,7 +60,7 @@ static void back(void *arg, struct tw_mail *m)
     struct tw_future *f = t->f;
     struct tw_work *w = t->w;
 
-    if (s->closing) { /* the journal knows what is not done */
+    if (s->closing && w->result.category) { /* the journal knows what is not done */
         tw_work_free(w);
         free(t);
         return;
@@ -165,8 +165,8 @@ static void snapshot_came(void *arg, struct tw_mail *m)
 
     if (run && !strcmp(run->state, "live")) {
         o = tw_op_new(snapshot_kept, s);
-        tw_op_add(o, "UPDATE run SET snap_seq = ?, snap_dir = ? WHERE id = ?", "itt", n->seq, n->path,
-                run->id);
+        tw_op_add(o, "UPDATE run SET snap_seq = ?, snap = ? WHERE id = ?", "itt", n->seq,
+                strrchr(n->path, '/') + 1, run->id);
         tw_op_add(o,
                 "UPDATE request SET body = NULL WHERE target = ? AND seq BETWEEN 0 AND ? AND state > 0"
                 " AND body NOT NULL",

@@ -52,6 +52,7 @@ struct tw_trun {
     double gap_since; /* since when a later request waits for next_seq; 0: none does */
     bool held; /* a quota holds it */
     char *inflight_key, *inflight_dir;
+    char *idem, *copied; /* of a copy: what it may be made once for, and its checkpoint */
 };
 
 struct tw_saved {
@@ -114,6 +115,7 @@ void tw_order_dispatch(struct tw_srv *s, struct tw_future *f);
 /* run.c */
 struct tw_trun *tw_trun_of(struct tw_srv *s, struct tw_req *r, struct tw_str id); /* else a 404 was sent */
 struct tw_trun *tw_trun_add(struct tw_srv *s, const char *id, struct tw_tenant *t, struct tw_str session);
+void tw_trun_insert(struct tw_trun *run, struct tw_op *o);
 int tw_trun_load(struct tw_srv *s, struct tw_err *err);
 void tw_trun_free_all(struct tw_srv *s);
 void tw_trun_end(struct tw_srv *s, struct tw_trun *run, bool send); /* SEND: and frees its model */
@@ -144,6 +146,8 @@ void tw_save_finish(struct tw_srv *s, struct tw_future *f, struct tw_work *w);
 void tw_save_drop(struct tw_future *f);
 void tw_work_drop(struct tw_work *w); /* one that the engine never saw */
 void tw_saved_insert(struct tw_saved *c, struct tw_op *o);
+/* C once more, under RUN with the files in DIR. */
+struct tw_saved *tw_saved_copy(struct tw_srv *s, const struct tw_saved *c, const char *run, const char *dir);
 struct tw_saved *tw_saved_find(struct tw_srv *s, struct tw_tenant *t, struct tw_str path, char why[160]);
 int tw_saved_load(struct tw_srv *s, struct tw_err *err);
 void tw_saved_remove(struct tw_srv *s, struct tw_saved *c, struct tw_op *o);

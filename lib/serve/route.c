@@ -1,9 +1,8 @@
 /* route.c - from method and path to a handler; nobody passes without a key */
 #include "srv_priv.h"
 
-static const struct tw_endpoint *const tables[] = {
-    tw_routes_session, tw_routes_future, tw_routes_run, tw_routes_train, tw_routes_smp, tw_routes_ops
-};
+static const struct tw_endpoint *const tables[] = { tw_routes_session, tw_routes_future, tw_routes_run,
+    tw_routes_train, tw_routes_smp, tw_routes_rest, tw_routes_ckpt, tw_routes_account, tw_routes_ops };
 
 /* "api/v1/training_runs/ * /checkpoints" against the segments. */
 static bool matches(const struct tw_req *r, const char *pattern)
@@ -93,7 +92,8 @@ void tw_route_handle(struct tw_req *r)
     r->route->handle(s, r);
 }
 
-static void log_access(struct tw_srv *s, struct tw_req *r, int status, size_t in, size_t out, double seconds)
+static void log_access(
+        struct tw_srv *s, struct tw_req *r, int status, size_t in, size_t out, double seconds)
 {
     const char *agent = tw_req_header(r, "User-Agent"), *method = tw_req_header(r, "x-sdk-method");
     struct tw_buf b = { 0 };

@@ -102,14 +102,12 @@ struct tw_work *tw_trun_work(struct tw_srv *s, struct tw_trun *run, enum tw_verb
     return w;
 }
 
-static void insert_run(struct tw_trun *run, struct tw_op *o)
+void tw_trun_insert(struct tw_trun *run, struct tw_op *o)
 {
     tw_op_add(o,
-            "INSERT INTO run (id, tenant, session, created, used, base, lora, user_metadata, project, "
-            "state,"
-            " next_seq, snap_seq, n) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1, 0, ?)",
-            "tttddtttt"
-            "ti",
+            "INSERT INTO run (id, tenant, session, created, used, base, lora, user_metadata, project,"
+            " state, snap_seq, n) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?)",
+            "tttddttttti",
             run->id, run->tenant->name, run->session, run->created, run->used, run->base, run->lora,
             run->user_metadata, run->project, run->state, run->n);
 }
@@ -176,7 +174,7 @@ static void submit(
     f->dedup = tw_xstrdup(m->dedup);
     f->type = tw_xstrdup("json");
     tw_future_reply_text(f, run->id, NULL);
-    insert_run(run, o);
+    tw_trun_insert(run, o);
     tw_audit(s, o, r->tenant, "create_model", run->id);
     tw_future_answer(s, f, r);
     tw_future_accept(s, f, r->body, o);
@@ -287,7 +285,7 @@ void tw_trun_finish(struct tw_srv *s, struct tw_future *f, struct tw_work *w)
     else if (f->kind == TW_KIND_UNLOAD)
         result(&b, "model_id", f->target, "unload_model");
     else
-        tw_buf_puts(&b, "{\"type\": \"load_weights\"}");
+        tw_buf_printf(&b, "{\"model_id\": \"%s\", \"type\": \"load_weights\"}", f->target);
     tw_future_done(s, f, tw_blob_new(b.p, b.n), NULL, o);
     tw_buf_free(&b);
 }
@@ -385,7 +383,7 @@ static void get_info(struct tw_srv *s, struct tw_req *r)
 static int load_row(void *arg, const struct tw_row *r)
 {
     struct tw_srv *s = arg;
-    char *id = tw_col_dup(r, 0), *tenant = tw_col_dup(r, 1);
+    char *id = tw_col_dup(r, 0), *tenant = tw_col_dup(r, 1), *file;
     struct tw_trun *run = tw_trun_add(s, id, tw_keys_tenant(s->keys, tenant), tw_col_str(r, 2));
 
     free(id);
@@ -399,8 +397,18 @@ static int load_row(void *arg, const struct tw_row *r)
     run->project = tw_col_dup(r, 8);
     run->state = tw_col_dup(r, 9);
     run->snap_seq = tw_col_int(r, 10);
-    run->snap = tw_col_dup(r, 11);
     run->n = tw_col_int(r, 12);
+    run->idem = tw_col_dup(r, 13);
+    if (run->idem)
+        tw_map_put(&s->copies, run->idem, run);
+    file = tw_col_dup(r, 11);
+    if (file) {
+        char *dir = tw_state_dir(s, "runs", run->n, false);
+
+        run->snap = tw_path_join(dir, file);
+        free(dir);
+        free(file);
+    }
     run->next_seq = run->snap_seq + 1;
     s->next_n = run->n >= s->next_n ? run->n + 1 : s->next_n;
     if (counts(run))
@@ -412,7 +420,7 @@ int tw_trun_load(struct tw_srv *s, struct tw_err *err)
 {
     return tw_store_read(s->store,
             "SELECT id, tenant, session, created, used, base, lora, user_metadata, project,"
-            " state, snap_seq, snap_dir, n FROM run ORDER BY created, id",
+            " state, snap_seq, snap, n, idem FROM run ORDER BY created, id",
             load_row, s, err, "");
 }
 
@@ -421,7 +429,7 @@ void tw_trun_free_all(struct tw_srv *s)
     for (int64_t i = 0; i < s->run.n; i++) {
         struct tw_trun *run = s->run.v[i];
         char *own[] = { run->id, run->session, run->base, run->lora, run->user_metadata, run->project,
-            run->state, run->snap, run->inflight_key, run->inflight_dir };
+            run->state, run->snap, run->idem, run->copied, run->inflight_key, run->inflight_dir };
 
         for (size_t k = 0; k < sizeof own / sizeof *own; k++)
             free(own[k]);

@@ -190,6 +190,22 @@ static struct tw_saved *add_ckpt(struct tw_srv *s, const char *run, const char *
     return c;
 }
 
+struct tw_saved *tw_saved_copy(
+        struct tw_srv *s, const struct tw_saved *from, const char *run, const char *dir)
+{
+    struct tw_saved *c = add_ckpt(s, run, from->kind, from->name);
+
+    c->dir = tw_xstrdup(dir);
+    c->n = strtoll(strrchr(dir, '/') + 1, NULL, 10);
+    c->key = tw_xasprintf("w%lld", (long long)c->n);
+    c->bytes = from->bytes;
+    c->optimizer = from->optimizer;
+    c->user_metadata = from->user_metadata ? tw_xstrdup(from->user_metadata) : NULL;
+    c->base = tw_xstrdup(from->base);
+    c->lora = from->lora ? tw_xstrdup(from->lora) : NULL;
+    return c;
+}
+
 static void free_ckpt(struct tw_saved *c)
 {
     char *own[] = { c->path, c->run, c->kind, c->name, c->dir, c->key, c->user_metadata, c->base, c->lora };
@@ -217,9 +233,9 @@ void tw_saved_remove(struct tw_srv *s, struct tw_saved *c, struct tw_op *o)
     tw_op_add(own, "DELETE FROM checkpoint WHERE run = ? AND kind = ? AND name = ? AND n = ?", "ttti",
             c->run, c->kind, c->name, c->n);
     tw_audit(s, own, c->tenant, "delete_checkpoint", c->path);
-    if (o)
-        tw_store_submit(s->store, o);
     tw_store_submit(s->store, own);
+    if (o)
+        tw_store_submit(s->store, o);           /* is heard when that is done */
     c->tenant->disk_used -= c->bytes;
     if (tw_map_gets(&s->ckpts, c->path) == c)
         tw_map_del(&s->ckpts, c->path);
@@ -229,20 +245,13 @@ void tw_saved_remove(struct tw_srv *s, struct tw_saved *c, struct tw_op *o)
 
 void tw_saved_insert(struct tw_saved *c, struct tw_op *o)
 {
-    tw_op_add(o,
-            "INSERT OR REPLACE INTO checkpoint (run, kind, name, tenant, dir, created, bytes, public, "
-            "expires,"
-            " user_metadata, base, lora, optimizer, n) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            c->expires ? "ttttt"
-                         "dii"
-                         "dttt"
-                         "ii"
-                       : "ttttt"
-                         "dii"
-                         "nttt"
-                         "ii",
-            c->run, c->kind, c->name, c->tenant->name, c->dir, c->created, c->bytes, (int64_t)c->public,
-            c->expires, c->user_metadata, c->base, c->lora, (int64_t)c->optimizer, c->n);
+    static const char sql[] =
+            "INSERT OR REPLACE INTO checkpoint (run, kind, name, tenant, created, bytes, public, expires,"
+            " user_metadata, base, lora, optimizer, n) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+
+    tw_op_add(o, sql, c->expires ? "ttttdiidtttii" : "ttttdiintttii", c->run, c->kind, c->name,
+            c->tenant->name, c->created, c->bytes, (int64_t)c->public, c->expires, c->user_metadata,
+            c->base, c->lora, (int64_t)c->optimizer, c->n);
 }
 
 static void finish_named(struct tw_srv *s, struct tw_future *f, struct saving *v)
@@ -368,23 +377,27 @@ static int load_row(void *arg, const struct tw_row *r)
     char *run = tw_col_dup(r, 0), *kind = tw_col_dup(r, 1), *name = tw_col_dup(r, 2),
          *tenant = tw_col_dup(r, 3);
     struct tw_saved *c = add_ckpt(s, run, kind, name);
+    struct tw_trun *of;
 
     c->tenant = tw_keys_tenant(s->keys, tenant);
     free(run);
     free(kind);
     free(name);
     free(tenant);
-    c->dir = tw_col_dup(r, 4);
-    c->created = tw_col_num(r, 5);
-    c->bytes = tw_col_int(r, 6);
-    c->public = tw_col_int(r, 7);
-    c->expires = tw_col_num(r, 8);
-    c->user_metadata = tw_col_dup(r, 9);
-    c->base = tw_col_dup(r, 10);
-    c->lora = tw_col_dup(r, 11);
-    c->optimizer = tw_col_int(r, 12);
-    c->n = tw_col_int(r, 13);
+    c->created = tw_col_num(r, 4);
+    c->bytes = tw_col_int(r, 5);
+    c->public = tw_col_int(r, 6);
+    c->expires = tw_col_num(r, 7);
+    c->user_metadata = tw_col_dup(r, 8);
+    c->base = tw_col_dup(r, 9);
+    c->lora = tw_col_dup(r, 10);
+    c->optimizer = tw_col_int(r, 11);
+    c->n = tw_col_int(r, 12);
     c->key = tw_xasprintf("w%lld", (long long)c->n);
+    c->dir = tw_state_dir(s, "checkpoints", c->n, false);
+    of = tw_map_gets(&s->runs, c->run);
+    if (of && of->idem && !of->copied)
+        of->copied = tw_xstrdup(c->path);
     c->tenant->disk_used += c->bytes;
     s->next_n = c->n >= s->next_n ? c->n + 1 : s->next_n;
     return 0;
@@ -393,7 +406,7 @@ static int load_row(void *arg, const struct tw_row *r)
 int tw_saved_load(struct tw_srv *s, struct tw_err *err)
 {
     return tw_store_read(s->store,
-            "SELECT run, kind, name, tenant, dir, created, bytes, public, expires,"
+            "SELECT run, kind, name, tenant, created, bytes, public, expires,"
             " user_metadata, base, lora, optimizer, n FROM checkpoint ORDER BY created",
             load_row, s, err, "");
 }

@@ -223,10 +223,37 @@ static void close_all(struct tw_srv *s)
     free(s->tmp);
 }
 
+static int take_secret(void *arg, const struct tw_row *r)
+{
+    struct tw_srv *s = arg;
+    struct tw_str v = tw_col_str(r, 0);
+
+    s->has_secret = v.n == sizeof s->secret;
+    if (s->has_secret)
+        memcpy(s->secret, v.p, v.n);
+    return 1;
+}
+
+static void make_secret(struct tw_srv *s)
+{
+    struct tw_op *o = tw_op_new(NULL, s);
+    struct tw_blob *b = tw_blob_new(NULL, sizeof s->secret);
+
+    tw_random_bytes(s->secret, sizeof s->secret);
+    memcpy(b->p, s->secret, b->n);
+    tw_op_add(o, "INSERT OR REPLACE INTO secret (name, value) VALUES ('links', ?)", "b", b);
+    tw_blob_unref(b);
+    tw_store_submit(s->store, o);
+}
+
 static int load_state(struct tw_srv *s, struct tw_err *err)
 {
     if (!strchr(s->name[0], '/')) /* no name that clients could ask a hub for */
         s->tokenizer = tw_worker_dir(s->worker);
+    if (tw_store_read(s->store, "SELECT value FROM secret WHERE name = 'links'", take_secret, s, err, ""))
+        return -1;
+    if (!s->has_secret)
+        make_secret(s);
     return tw_sess_load(s, err) || tw_trun_load(s, err) || tw_saved_load(s, err) || tw_smp_load(s, err) ||
                     tw_replay(s, err)
             ? -1

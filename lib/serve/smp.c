@@ -18,12 +18,9 @@ struct tw_smp *tw_smp_add(struct tw_srv *s, const char *id, struct tw_tenant *t,
 void tw_smp_insert(struct tw_srv *s, struct tw_smp *p, struct tw_op *o)
 {
     tw_op_add(o,
-            "INSERT OR REPLACE INTO sampler (id, tenant, session, created, base, path, dir, run, inflight, "
-            "clones,"
-            " n) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            "tttdtttti"
-            "ii",
-            p->id, p->tenant->name, p->session, p->created, p->base, p->path, p->dir, p->run,
+            "INSERT OR REPLACE INTO sampler (id, tenant, session, created, base, path, run, inflight, clones,"
+            " n) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "tttdtttiii", p->id, p->tenant->name, p->session, p->created, p->base, p->path, p->run,
             (int64_t)p->inflight, p->clones, p->n);
 }
 
@@ -39,12 +36,14 @@ static int load_row(void *arg, const struct tw_row *r)
     p->created = tw_col_num(r, 3);
     p->base = tw_col_dup(r, 4);
     p->path = tw_col_dup(r, 5);
-    p->dir = tw_col_dup(r, 6);
-    p->run = tw_col_dup(r, 7);
-    p->inflight = tw_col_int(r, 8);
-    p->clones = tw_col_int(r, 9);
-    p->n = tw_col_int(r, 10);
-    p->key = p->dir ? tw_xasprintf("w%lld", (long long)p->n) : NULL;
+    p->run = tw_col_dup(r, 6);
+    p->inflight = tw_col_int(r, 7);
+    p->clones = tw_col_int(r, 8);
+    p->n = tw_col_int(r, 9);
+    if (p->path || p->run) {
+        p->key = tw_xasprintf("w%lld", (long long)p->n);
+        p->dir = tw_state_dir(s, p->path ? "checkpoints" : "samplers", p->n, false);
+    }
     s->next_n = p->n >= s->next_n ? p->n + 1 : s->next_n;
     run = p->inflight && p->run ? tw_map_gets(&s->runs, p->run) : NULL;
     if (run) { /* by age: the last is the newest */
@@ -59,7 +58,7 @@ static int load_row(void *arg, const struct tw_row *r)
 int tw_smp_load(struct tw_srv *s, struct tw_err *err)
 {
     return tw_store_read(s->store,
-            "SELECT id, tenant, session, created, base, path, dir, run, inflight, clones, n"
+            "SELECT id, tenant, session, created, base, path, run, inflight, clones, n"
             " FROM sampler ORDER BY created",
             load_row, s, err, "");
 }

@@ -45,6 +45,9 @@ struct tw_srv {
     struct tw_map_of futures, dedup;    /* of struct tw_future: by id; by what may run once */
     struct tw_map_of runs, ckpts, samplers;
     struct tw_list_of run, ckpt, sampler;   /* the same as they were made */
+    struct tw_map_of copies;            /* idempotency key to the path of the copy that it made */
+    bool has_secret;
+    unsigned char secret[32];           /* signs links */
     struct tw_poll *polls, *last_poll;  /* by deadline */
     int64_t npolls, nheld, nskipped, ndone[2];
     int64_t next_n;                     /* names the next folder */
@@ -77,12 +80,14 @@ void tw_route_begin(struct tw_req *r);
 void tw_route_handle(struct tw_req *r);
 void tw_route_done(struct tw_req *r, int status, size_t in, size_t out, double seconds);
 extern const struct tw_endpoint tw_routes_session[], tw_routes_ops[], tw_routes_future[], tw_routes_run[],
-    tw_routes_train[], tw_routes_smp[];         /* each ends with method NULL */
+    tw_routes_train[], tw_routes_smp[], tw_routes_rest[], tw_routes_ckpt[],
+    tw_routes_account[];                        /* each ends with method NULL */
 
 /* util.c */
 double tw_wall(void);                           /* seconds since 1970 */
 const char *tw_iso(char out[40], double t);     /* 2026-08-08T03:35:23.070234Z */
 void tw_uuid(char out[40]);
+void tw_random_bytes(void *p, size_t n);
 void tw_random_hex(char *out, int nbytes);      /* 2 * nbytes + 1 characters */
 /* The body as a JSON object; NULL when it is none, and a 400 was sent. */
 const struct tw_json *tw_req_json(struct tw_req *r);

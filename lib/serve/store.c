@@ -398,13 +398,15 @@ struct tw_store *tw_store_open(const char *dir, struct tw_mailbox *box, struct t
     struct tw_store *s = tw_xcalloc(1, sizeof *s);
     char *path = tw_path_join(dir, "state.db");
 
-    s->dir = tw_xstrdup(dir);
+    s->dir = tw_mkdirs(dir, err) ? NULL : realpath(dir, NULL);
+    if (!s->dir)
+        s->dir = tw_xstrdup(dir);
     s->box = box;
     s->last = &s->first;
     s->lock_fd = -1;
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->more, NULL);
-    if (tw_mkdirs(dir, err) || lock_dir(s, err) ||
+    if (err->code || lock_dir(s, err) ||
             open_conn(&s->write, path, "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;"
                 " PRAGMA wal_autocheckpoint = 4000; PRAGMA journal_size_limit = 67108864;"
                 " PRAGMA cache_size = -16384; PRAGMA foreign_keys = OFF", err) ||

@@ -29,15 +29,20 @@ const char *tw_iso(char out[40], double t)
     return out;
 }
 
+void tw_random_bytes(void *p, size_t n)
+{
+    for (size_t got = 0; got < n;) {
+        ssize_t more = getrandom((char *)p + got, n - got, 0);
+
+        got += more > 0 ? (size_t)more : 0;
+    }
+}
+
 void tw_random_hex(char *out, int nbytes)
 {
     unsigned char b[64];
 
-    for (ssize_t got = 0; got < nbytes;) {
-        ssize_t n = getrandom(b + got, (size_t)(nbytes - got), 0);
-
-        got += n > 0 ? n : 0;
-    }
+    tw_random_bytes(b, (size_t)nbytes);
     for (int i = 0; i < nbytes; i++)
         snprintf(out + 2 * i, 3, "%02x", b[i]);
 }

@@ -228,6 +228,7 @@ static int do_it(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w, str
 void tw_verb_do(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w)
 {
     struct tw_err err = { 0 }, snap = { 0 };
+    bool due;
 
     if (w->refused) {
         tw_fail(&err, NULL, 0, "%s", w->refused);
@@ -244,9 +245,11 @@ void tw_verb_do(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w)
     w->result.version = p->version;
     if (w->verb != TW_RESTORE)
         p->seq = w->seq;
-    /* whoever is told that it was done may count on the snapshot as well */
-    if (w->verb == TW_OPTIM_STEP && k->o.snapshot_every &&
-            p->version - p->snapped >= k->o.snapshot_every)
-        tw_pupil_snapshot(k, p, &snap);
+    /* A load's checkpoint may be deleted, so what was loaded is kept at once. */
+    due = (w->verb == TW_OPTIM_STEP && p->version - p->snapped >= k->o.snapshot_every) ||
+            w->verb == TW_LOAD || w->verb == TW_CREATE_FROM;
+    /* The result first: where there is a snapshot, there are the results of all that it holds. */
     tw_work_done(k, w);
+    if (due && k->o.snapshot_every)
+        tw_pupil_snapshot(k, p, &snap);
 }
