@@ -120,6 +120,9 @@ static int check_numbers(const struct tw_config *c, struct tw_err *err)
 {
     const struct tw_moe_conf *m = &c->moe;
 
+    if (m->E * c->L > 1 << 20)      /* their tensors are listed one by one */
+        return tw_fail(err, c->path, 0, "%lld experts in %lld layers are too many",
+                (long long)m->E, (long long)c->L);
     if (m->K > m->E)
         return tw_fail(err, c->path, 0, "num_experts_per_tok is %lld, and there are %lld experts",
                 (long long)m->K, (long long)m->E);

@@ -1,6 +1,7 @@
 /* model_experts.c - checkpoints of one model with experts: a tensor an expert, one for all of a
  * layer, FP8 with factors of blocks. All give the bits they should, and what is saved has the names
  * and shapes of what was read. */
+#include <math.h>
 #include <stdlib.h>
 #include "base/io.h"
 #include "base/rng.h"
@@ -249,6 +250,59 @@ static void fp8(void)
     tw_weights_close(&in);
 }
 
+/* The balancing loss of a sequence, alone (all rows count nothing). */
+static double balance_of(struct tw_model *m, double aux)
+{
+    double balance = NAN;
+    int32_t tok[N];
+    struct tw_seq seq = { .token = tok, .n = N, .aux = aux, .balance = &balance };
+    struct tw_row row[N];
+
+    for (int64_t i = 0; i < N; i++)
+        tok[i] = (int32_t)(i * 31 % 200);
+    for (int64_t i = 0; i < N; i++)
+        row[i] = (struct tw_row){ .at = i, .temp = 1, .target = tok[i] };
+    CHECK(tw_model_run(m, &seq, 1, row, N, aux != 0 ? TW_BACKWARD : 0, NULL, NULL, &err) == 0);
+    return balance;
+}
+
+/* Its gradient reaches the routers: against differences, with no other loss. */
+static void balance(void)
+{
+    static const char *const dirs[] = { SRC, "tests/data/models/qwen2_moe",
+        "tests/data/models/glm4_moe" };
+
+    for (int i = 0; i < 3; i++) {
+        struct tw_model_opts o = { .dtype = TW_F32, .train = true };
+        struct tw_model *m = tw_model_open(dirs[i], dev, &o, &err);
+        struct tw_weight *w = m->layer[1].w[TW_S_ROUTER];
+        int64_t D = w->w.cols, n = w->w.rows * D;
+        float *g = tw_xcalloc((size_t)n, sizeof *g), *v = tw_xcalloc((size_t)n, sizeof *v);
+        double worst = 0, most = 0;
+
+        CHECK(balance_of(m, 1) > 1.9);
+        tw_ops(dev)->mat_get(dev, g, &w->dw, 0, w->w.rows);
+        for (int64_t k = 0; k < n; k += 7) {
+            double at[2];
+
+            for (int s = 0; s < 2; s++) {
+                tw_weight_get(m, w, 0, w->w.rows, v);
+                v[k] += s ? 1e-3f : -1e-3f;
+                tw_ops(dev)->mat_put(dev, &w->w, v, TW_F32, 0, w->w.rows);
+                at[s] = balance_of(m, 0);
+                v[k] -= s ? 1e-3f : -1e-3f;
+                tw_ops(dev)->mat_put(dev, &w->w, v, TW_F32, 0, w->w.rows);
+            }
+            worst = fmax(worst, fabs((at[1] - at[0]) / 2e-3 - (double)g[k]));
+            most = fmax(most, fabs((double)g[k]));
+        }
+        printf("# %s: gradients up to %.2g, off by %.2g\n", dirs[i], most, worst);
+        CHECK(most > 1e-3 && worst < 0.02 * most);
+        free(g), free(v);
+        tw_model_close(m);
+    }
+}
+
 int main(void)
 {
     top = tw_xstrdup("/tmp/tw-model-experts-XXXXXX");
@@ -257,6 +311,7 @@ int main(void)
         return 1;
     RUN(layouts);
     RUN(fp8);
+    RUN(balance);
     tw_dev_close(dev);
     tw_rmtree(top, &err);
     free(top);
