@@ -165,6 +165,44 @@ static int read_json(struct tw_work *w, const struct tw_limits *l, bool forward_
     }
 }
 
+/* Some clients write numbers that JSON does not have. Read as null they fail that request, with its
+ * number known; not read they would hold up those behind it. */
+static struct tw_str without_nan(struct tw_arena *a, struct tw_str body)
+{
+    static const char *const word[] = { "NaN", "-Infinity", "Infinity" };
+    char *out = tw_arena_dup(a, body.p, body.n);
+    bool text = false, found = false;
+
+    for (size_t i = 0; i < body.n; i++) {
+        if (out[i] == '"')
+            text = !text;
+        else if (text && out[i] == '\\')
+            i++;
+        for (size_t k = 0; !text && k < 3; k++) {
+            size_t n = strlen(word[k]);
+
+            if (body.n - i < n || memcmp(out + i, word[k], n))
+                continue;
+            /* three letters are too few for null: a text is no number either */
+            memset(out + i, ' ', n);
+            memcpy(out + i, n > 3 ? "null" : "\"\"", n > 3 ? 4 : 2);
+            found = true;
+        }
+    }
+    return found ? (struct tw_str){ out, body.n } : (struct tw_str){ 0 };
+}
+
+static struct tw_json *parse(struct tw_arena *a, struct tw_str body, struct tw_err *err)
+{
+    struct tw_json *j = tw_json_parse(a, body, err);
+    struct tw_str other = j ? (struct tw_str){ 0 } : without_nan(a, body);
+
+    if (j || !other.p)
+        return j;
+    tw_err_clear(err);
+    return tw_json_parse(a, other, err);
+}
+
 struct tw_work *tw_work_read(enum tw_verb verb, const struct tw_limits *l, bool proto,
         bool forward_only, struct tw_str body, struct tw_err *err)
 {
@@ -178,7 +216,7 @@ struct tw_work *tw_work_read(enum tw_verb verb, const struct tw_limits *l, bool 
     } else if (proto) {
         ret = tw_read_fb_proto(w, l, body, err);
     } else {
-        j = tw_json_parse(&a, body, err);
+        j = parse(&a, body, err);
         if (j && j->type != TW_JOBJ)
             tw_fail(err, NULL, 0, "the body is not a JSON object");
         ret = !j || j->type != TW_JOBJ ? -1 : read_json(w, l, forward_only, j, err);

@@ -205,6 +205,14 @@ static void the_older_form(void)
             "data[0].loss_fn_inputs.target_tokens: column 3 of the sparse tensor is outside");
 }
 
+static void numbers_that_json_does_not_have(void)
+{
+    check_json(TW_FORWARD_BACKWARD, FB(TARGET ",\"weights\":{\"data\":[1,NaN],\"dtype\":\"float32\"}"),
+            "data[0].loss_fn_inputs: \"\" is not a number");
+    check_json(TW_FORWARD_BACKWARD, FB(TARGET ",\"weights\":{\"data\":[1,-Infinity],\"dtype\":\"float32\"}"),
+            "data[0].loss_fn_inputs: null is not a number");
+}
+
 static void settings_of_models_and_steps(void)
 {
     check_json(TW_CREATE, "{\"lora_config\":{\"rank\":8,\"seed\":123456789012345678901234567890}}", "");
@@ -257,6 +265,7 @@ int main(void)
     RUN(an_output_is_written);
     RUN(samples_are_written);
     RUN(the_older_form);
+    RUN(numbers_that_json_does_not_have);
     RUN(settings_of_models_and_steps);
     RUN(settings_of_samples);
     return test_end();
