@@ -267,27 +267,26 @@ static void same_file(const char *a, const char *b)
     tw_weights_close(&y);
 }
 
-static void saved_as_read(const char *dir)
+static void saved_as_read(const char *dir, const char *out)
 {
     struct tw_model *m = open_dir(dir);
-    char *out = tw_xasprintf("%s-saved", dir);
 
-    CHECK(tw_mkdirs(out, &err) == 0);
     CHECK(m && tw_model_save(m, NULL, TW_F32, out, &err) == 0);
     tw_model_close(m);
     same_file(dir, out);
-    free(out);
 }
 
 /* DIR gives the bits that FROM gives, and is written as it was read. */
 static void same_as(const char *from, char *dir)
 {
     float *a = logits(from), *b = logits(dir);
+    char *out = tw_xasprintf("%s-saved", dir);
 
     CHECK(!memcmp(a, b, (size_t)N * 200 * sizeof *a));
     CHECK(a[0] != 0);
-    saved_as_read(dir);
-    free(a), free(b);
+    CHECK(tw_mkdirs(out, &err) == 0);
+    saved_as_read(dir, out);
+    free(a), free(b), free(out);
 }
 
 static void internlm2(void)
@@ -414,6 +413,55 @@ static void adapter_rows(void)
     free(dir), free(ad), free(out), free(file);
 }
 
+/* Every other form is written as it was read, too. */
+static void other_forms(void)
+{
+    static const char *const names[] = { "glm", "glm4", "gemma3_text", "deepseek_v2",
+        "deepseek_v3" };
+
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char *from = tw_xasprintf("tests/data/models/%s", names[i]);
+        char *to = dir_of(names[i]);
+
+        saved_as_read(from, to);
+        free(from), free(to);
+    }
+}
+
+/* A layer behind the last, for predicting a second token, is passed over; another one is not. */
+static void next_token_layers(void)
+{
+    static const char from[] = "tests/data/models/deepseek_v3";
+    struct tw_model_opts o = { .dtype = TW_F32 };
+    struct tw_buf config = { 0 };
+    struct remap m = { 0 };
+    char *dir = dir_of("next"), *bad = dir_of("next-bad");
+    float *a, *b;
+
+    CHECK(tw_read_file(&config, "tests/data/models/deepseek_v3/config.json", 0, &err) == 0);
+    tw_buf_putc(&config, 0);
+    for (int k = 2; k < 4; k++) {
+        memset(&m, 0, sizeof m);
+        CHECK(tw_weights_open(&m.in, from, &err) == 0);
+        for (int64_t i = 0; i < m.in.n; i++) {
+            char *name = tw_xstrndup(m.in.t[i].name.p, m.in.t[i].name.n);
+
+            rename_one(&m, tw_xstrdup(name), name);
+        }
+        rename_one(&m, layer_name("model.layers", k, "eh_proj.weight"),
+                tw_xstrdup("model.embed_tokens.weight"));
+        write_all(&m, k == 2 ? dir : bad, config.p);
+    }
+    a = logits(from);
+    b = logits(dir);
+    CHECK(!memcmp(a, b, (size_t)N * 200 * sizeof *a));
+    CHECK(!tw_model_open(bad, dev, &o, &err));
+    CHECK(strstr(err.msg, "model.layers.3.eh_proj.weight"));
+    tw_err_clear(&err);
+    tw_buf_free(&config);
+    free(a), free(b), free(dir), free(bad);
+}
+
 int main(void)
 {
     top = tw_xstrdup("/tmp/tw-model-forms-XXXXXX");
@@ -425,6 +473,8 @@ int main(void)
     RUN(chatglm);
     RUN(chatglm_heads);
     RUN(adapter_rows);
+    RUN(other_forms);
+    RUN(next_token_layers);
     tw_dev_close(dev);
     tw_rmtree(top, &err);
     free(top);
