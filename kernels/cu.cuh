@@ -126,6 +126,19 @@ static __device__ __forceinline__ float ld1(const bf16 *p) { return __bfloat162f
 static __device__ __forceinline__ void st1(float *p, float x) { *p = x; }
 static __device__ __forceinline__ void st1(bf16 *p, float x) { *p = __float2bfloat16_rn(x); }
 
+/* Masters that are split: struct tw_mat's low. */
+static __device__ __forceinline__ float join(uint32_t hi, uint32_t low)
+{
+    return __uint_as_float((hi << 16) + (uint32_t)(int32_t)(int16_t)low);
+}
+static __device__ __forceinline__ void split(float f, uint32_t &hi, uint32_t &low)
+{
+    uint32_t u = __float_as_uint(f);
+
+    hi = (u + 0x8000u) >> 16;
+    low = u & 0xffff;
+}
+
 /* Sums over a warp and over a block of whole warps, in a fixed order; every thread gets the sum. */
 static __device__ __forceinline__ float warp_sum(float x)
 {

@@ -50,6 +50,66 @@ static int64_t rows_at_once(const struct tw_mat *m, int64_t n)
     return most < 1 ? 1 : most < n ? most : n;
 }
 
+static __global__ void split_kernel(uint16_t *hi, uint16_t *low, const float *in, int64_t n)
+{
+    int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
+
+    uint32_t h, l;
+
+    if (i >= n)
+        return;
+    split(in[i], h, l);
+    hi[i] = (uint16_t)h;
+    low[i] = (uint16_t)l;
+}
+
+static __global__ void join_kernel(float *out, const uint16_t *hi, const uint16_t *low, int64_t n)
+{
+    int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
+
+    if (i < n)
+        out[i] = join(hi[i], low[i]);
+}
+
+/* Rows of a split matrix, which has no room between them. */
+static void put_split(struct cu_dev *d, struct tw_mat *m, const void *host, enum tw_dtype from,
+        int64_t row, int64_t n)
+{
+    const struct tw_ops *o = tw_ops((struct tw_dev *)d);
+    uint16_t *hi = (uint16_t *)m->data + row * m->cols, *low = m->low + row * m->cols;
+    int64_t total = n * m->cols;
+    float *stage;
+
+    if (from == TW_BF16) {
+        o->put((struct tw_dev *)d, hi, host, (size_t)total * 2);
+        o->zero((struct tw_dev *)d, low, (size_t)total * 2);
+        return;
+    }
+    stage = (float *)cu_scratch(d, CU_S_PART, (size_t)(total < STAGE ? total : STAGE) * 4);
+    for (int64_t i = 0; stage && i < total; i += STAGE) {
+        int64_t part = total - i < STAGE ? total - i : STAGE;
+
+        o->put((struct tw_dev *)d, stage, (const float *)host + i, (size_t)part * 4);
+        split_kernel<<<(unsigned)cu_div(part, 256), 256, 0, d->stream>>>(hi + i, low + i, stage, part);
+        CU_DONE(d, "split");
+    }
+}
+
+static void get_split(struct cu_dev *d, float *host, const struct tw_mat *m, int64_t row, int64_t n)
+{
+    const uint16_t *hi = (const uint16_t *)m->data + row * m->cols, *low = m->low + row * m->cols;
+    int64_t total = n * m->cols;
+    float *stage = (float *)cu_scratch(d, CU_S_PART, (size_t)(total < STAGE ? total : STAGE) * 4);
+
+    for (int64_t i = 0; stage && i < total; i += STAGE) {
+        int64_t part = total - i < STAGE ? total - i : STAGE;
+
+        join_kernel<<<(unsigned)cu_div(part, 256), 256, 0, d->stream>>>(stage, hi + i, low + i, part);
+        CU_DONE(d, "join");
+        tw_ops((struct tw_dev *)d)->get((struct tw_dev *)d, host + i, stage, (size_t)part * 4);
+    }
+}
+
 static void d_mat_put(struct tw_dev *dev, struct tw_mat *m, const void *host, enum tw_dtype from,
         int64_t row, int64_t n)
 {
@@ -60,6 +120,10 @@ static void d_mat_put(struct tw_dev *dev, struct tw_mat *m, const void *host, en
 
     if (!n || !m->cols)
         return;
+    if (m->low) {
+        put_split(d, m, host, from, row, n);
+        return;
+    }
     if (same && !m->ext) {
         tw_ops(dev)->put(dev, (char *)m->data + (size_t)(row * m->cols) * size(from), host,
                 (size_t)(n * m->cols) * size(from));
@@ -91,6 +155,10 @@ static void d_mat_get(struct tw_dev *dev, float *host, const struct tw_mat *m, i
 
     if (!n || !m->cols)
         return;
+    if (m->low) {
+        get_split(d, host, m, row, n);
+        return;
+    }
     if (m->dtype == TW_F32 && !m->ext) {
         tw_ops(dev)->get(dev, host, (const float *)m->data + row * m->cols,
                 (size_t)(n * m->cols) * 4);

@@ -322,21 +322,25 @@ norm_dw_part(float *part, const A *dy, int64_t lddy, const A *x, int64_t ldx, in
         part[(int64_t)blockIdx.y * n + c + j] = sum[j];
 }
 
-/* 32 columns a block; eight threads a column take every eighth share, and meet in order. */
-static __global__ void __launch_bounds__(256) norm_dw_join(float *dw, const float *part, int n,
+/* 32 columns a block; 32 threads a column take every 32nd share, and meet in order. */
+static __global__ void __launch_bounds__(1024) norm_dw_join(float *dw, const float *part, int n,
         int parts)
 {
-    __shared__ float s[8][32];
+    __shared__ float s[32][32];
     int lane = threadIdx.x % 32, row = threadIdx.x / 32, c = blockIdx.x * 32 + lane;
     float sum = 0;
 
-    for (int i = row; i < parts && c < n; i += 8)
-        sum += part[(int64_t)i * n + c];
+    if (c < n) {
+#pragma unroll 8
+        for (int i = row; i < parts; i += 32)
+            sum += part[(int64_t)i * n + c];
+    }
     s[row][lane] = sum;
     __syncthreads();
     if (row || c >= n)
         return;
-    for (int i = 1; i < 8; i++)
+#pragma unroll
+    for (int i = 1; i < 32; i++)
         sum += s[i][lane];
     dw[c] += sum;
 }
@@ -358,7 +362,7 @@ static void norm_dw(struct cu_dev *d, float *dw, const struct tw_tensor *dy,
     CU_ACT(x->dtype, CU_VEC(eight, norm_dw_part<A, V><<<grid, 256, 0, d->stream>>>(part,
                     (const A *)dy->data, dy->ld, (const A *)x->data, x->ld, (int)n,
                     (int)(x->cols / n), groups, rstd, ct)));
-    norm_dw_join<<<(unsigned)cu_div(n, 32), 256, 0, d->stream>>>(dw, part, (int)n, PARTS);
+    norm_dw_join<<<(unsigned)cu_div(n, 32), 1024, 0, d->stream>>>(dw, part, (int)n, PARTS);
 }
 
 enum { BLOCKS = 528 };          /* of norm_bwd_fast, whatever the card: the shares of dw */
@@ -404,7 +408,7 @@ static void norm_bwd(struct tw_dev *dev, struct tw_tensor *dx, bool add, float *
                         dy->ld, px, q);
         }));
         if (dw)
-            norm_dw_join<<<(unsigned)cu_div(n, 32), 256, 0, d->stream>>>(dw, q.part, (int)n, BLOCKS);
+            norm_dw_join<<<(unsigned)cu_div(n, 32), 1024, 0, d->stream>>>(dw, q.part, (int)n, BLOCKS);
     } else {
         if (dw)                 /* before dx, which may be dy's memory */
             norm_dw(d, dw, dy, x, n, groups, rstd);

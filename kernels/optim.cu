@@ -3,13 +3,34 @@
 
 enum { PARTS = 512 };           /* shares of a sum, whatever the card */
 
-static __global__ void __launch_bounds__(256) sumsq_part(double *part, const float *g, int64_t n)
+struct plain {                  /* where numbers are read */
+    const float *p;
+    __device__ float operator[](int64_t i) const { return p[i]; }
+};
+struct halves {
+    const uint16_t *hi, *low;
+    __device__ float operator[](int64_t i) const { return join(hi[i], low[i]); }
+};
+
+template <class G> static __global__ void __launch_bounds__(256) sumsq_part(double *part, const G g,
+        int64_t n)
 {
     __shared__ double s[256];
     int64_t per = (n + PARTS - 1) / PARTS, i0 = blockIdx.x * per, i1 = min(i0 + per, n);
+    int64_t i = i0 + threadIdx.x;
     double sum = 0;
 
-    for (int64_t i = i0 + threadIdx.x; i < i1; i += 256)
+    for (; i + 7 * 256 < i1; i += 8 * 256) {
+        float x[8];
+
+#pragma unroll
+        for (int k = 0; k < 8; k++)     /* all loads are on their way before the first sum */
+            x[k] = g[i + k * 256];
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+            sum = fma((double)x[k], (double)x[k], sum);
+    }
+    for (; i < i1; i += 256)
         sum = fma((double)g[i], (double)g[i], sum);
     s[threadIdx.x] = sum;
     __syncthreads();
@@ -40,9 +61,8 @@ static __global__ void __launch_bounds__(256) sumsq_join(double *sum, const doub
         *sum += s[0];
 }
 
-static void d_sumsq(struct tw_dev *dev, double *sum, const float *g, int64_t n)
+template <class G> static void sumsq(struct cu_dev *d, double *sum, const G &g, int64_t n)
 {
-    struct cu_dev *d = cu(dev);
     double *part = (double *)cu_scratch(d, CU_S_PART, PARTS * sizeof *part);
     int blocks = n < PARTS ? (int)n : PARTS;
 
@@ -52,6 +72,17 @@ static void d_sumsq(struct tw_dev *dev, double *sum, const float *g, int64_t n)
     sumsq_part<<<(unsigned)blocks, 256, 0, d->stream>>>(part, g, n);
     sumsq_join<<<1, 256, 0, d->stream>>>(sum, part, blocks);
     CU_DONE(d, "sumsq");
+}
+
+static void d_sumsq(struct tw_dev *dev, double *sum, const float *g, int64_t n)
+{
+    sumsq(cu(dev), sum, plain{ g }, n);
+}
+
+static void d_sumsq_split(struct tw_dev *dev, double *sum, const uint16_t *hi, const uint16_t *low,
+        int64_t n)
+{
+    sumsq(cu(dev), sum, halves{ hi, low }, n);
 }
 
 static __global__ void clip_kernel(float *scale, const double *sum, float max)
@@ -113,18 +144,93 @@ static void d_adamw(struct tw_dev *dev, float *w, const float *g, float *m, floa
     CU_DONE(cu(dev), "adamw");
 }
 
+/* Eight weights whose master is split, at once: 16 bytes read and 12 written each. */
+static __global__ void __launch_bounds__(256) adamw_split_kernel(uint16_t *hi, uint16_t *low,
+        const float *g, float *m, float *v, int64_t n, const struct tw_adamw p, const float *scale)
+{
+    int64_t i = (blockIdx.x * (int64_t)256 + threadIdx.x) * 8;
+    float s = *scale, ge[8], me[8], ve[8];
+    uint32_t h, l;
+
+    if (isnan(s) || i >= n)
+        return;
+    if (i + 8 > n || ((uintptr_t)hi | (uintptr_t)low | (uintptr_t)g | (uintptr_t)m | (uintptr_t)v) % 16) {
+        for (int64_t k = i; k < n && k < i + 8; k++) {
+            float w = join(hi[k], low[k]);
+
+            adamw_one(w, g[k] * s, m[k], v[k], p);
+            split(w, h, l);
+            hi[k] = (uint16_t)h;
+            low[k] = (uint16_t)l;
+        }
+        return;
+    }
+    uint4 hv = *(const uint4 *)(hi + i), lv = *(const uint4 *)(low + i);
+    uint32_t hs[4] = { hv.x, hv.y, hv.z, hv.w }, ls[4] = { lv.x, lv.y, lv.z, lv.w };
+
+    ldv<8>(ge, g + i);
+    ldv<8>(me, m + i);
+    ldv<8>(ve, v + i);
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        float a = join(hs[k] & 0xffff, ls[k] & 0xffff), b = join(hs[k] >> 16, ls[k] >> 16);
+        uint32_t h2, l2;
+
+        adamw_one(a, ge[2 * k] * s, me[2 * k], ve[2 * k], p);
+        adamw_one(b, ge[2 * k + 1] * s, me[2 * k + 1], ve[2 * k + 1], p);
+        split(a, h, l);
+        split(b, h2, l2);
+        hs[k] = (h & 0xffff) | h2 << 16;
+        ls[k] = l | l2 << 16;
+    }
+    *(uint4 *)(hi + i) = make_uint4(hs[0], hs[1], hs[2], hs[3]);
+    *(uint4 *)(low + i) = make_uint4(ls[0], ls[1], ls[2], ls[3]);
+    stv<8>(m + i, me);
+    stv<8>(v + i, ve);
+}
+
+static void d_adamw_split(struct tw_dev *dev, uint16_t *hi, uint16_t *low, const float *g, float *m,
+        float *v, int64_t n, const struct tw_adamw *p, const float *scale)
+{
+    if (!n)
+        return;
+    adamw_split_kernel<<<(unsigned)cu_div(n, 2048), 256, 0, cu(dev)->stream>>>(hi, low, g, m, v, n, *p,
+            scale);
+    CU_DONE(cu(dev), "adamw");
+}
+
+static __device__ __forceinline__ float sgd_one(float w, float g, float *m, float lr, float momentum,
+        float decay)
+{
+    float step = fmaf(decay, w, g);
+
+    if (m)
+        *m = step = fmaf(momentum, *m, step);
+    return fmaf(-lr, step, w);
+}
+
 static __global__ void sgd_kernel(float *w, const float *g, float *m, int64_t n, float lr,
         float momentum, float decay, const float *scale)
 {
     int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
-    float s = *scale, step;
+    float s = *scale;
+
+    if (!isnan(s) && i < n)
+        w[i] = sgd_one(w[i], g[i] * s, m ? m + i : NULL, lr, momentum, decay);
+}
+
+static __global__ void sgd_split_kernel(uint16_t *hi, uint16_t *low, const float *g, float *m,
+        int64_t n, float lr, float momentum, float decay, const float *scale)
+{
+    int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
+    float s = *scale;
+    uint32_t h, l;
 
     if (isnan(s) || i >= n)
         return;
-    step = fmaf(decay, w[i], g[i] * s);
-    if (m)
-        m[i] = step = fmaf(momentum, m[i], step);
-    w[i] = fmaf(-lr, step, w[i]);
+    split(sgd_one(join(hi[i], low[i]), g[i] * s, m ? m + i : NULL, lr, momentum, decay), h, l);
+    hi[i] = (uint16_t)h;
+    low[i] = (uint16_t)l;
 }
 
 static void d_sgd(struct tw_dev *dev, float *w, const float *g, float *m, int64_t n, float lr,
@@ -137,10 +243,23 @@ static void d_sgd(struct tw_dev *dev, float *w, const float *g, float *m, int64_
     CU_DONE(cu(dev), "sgd");
 }
 
+static void d_sgd_split(struct tw_dev *dev, uint16_t *hi, uint16_t *low, const float *g, float *m,
+        int64_t n, float lr, float momentum, float decay, const float *scale)
+{
+    if (!n)
+        return;
+    sgd_split_kernel<<<(unsigned)cu_div(n, 256), 256, 0, cu(dev)->stream>>>(hi, low, g, m, n, lr,
+            momentum, decay, scale);
+    CU_DONE(cu(dev), "sgd");
+}
+
 void cu_optim_ops(struct tw_ops *o)
 {
     o->sumsq = d_sumsq;
     o->clip = d_clip;
     o->adamw = d_adamw;
     o->sgd = d_sgd;
+    o->sumsq_split = d_sumsq_split;
+    o->adamw_split = d_adamw_split;
+    o->sgd_split = d_sgd_split;
 }

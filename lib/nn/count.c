@@ -324,6 +324,12 @@ static void c_sgd(struct tw_dev *d, float *w, const float *g, float *m, int64_t 
     flops(d, 6.0 * (double)n);
 }
 
+static void c_adamw_split(struct tw_dev *d, uint16_t *hi, uint16_t *low, const float *g, float *m,
+        float *v, int64_t n, const struct tw_adamw *p, const float *scale)
+{
+    flops(d, 16.0 * (double)n);
+}
+
 static void c_close(struct tw_dev *d)
 {
     free(d);
@@ -394,6 +400,8 @@ struct tw_dev *tw_count_open(const struct tw_dev *dev, struct tw_err *err)
         c->ops.lora_wide_bwd = c_lora_group_bwd;
         c->ops.lora_wide_da = c_lora_wide_da;
     }
+    if (tw_ops(dev)->adamw_split)
+        c->ops.adamw_split = c_adamw_split;
     c->head.ops = &c->ops;
     c->like = dev;
     return (struct tw_dev *)c;

@@ -169,44 +169,63 @@ static bool trained(const struct tw_model *m, const struct tw_weight *w)
     return m->opts.train && !w->def->frozen;
 }
 
-/* Weights in one block; with training, masters (where the products are not F32) behind them, and
- * gradients in a block of their own. */
-static int take_memory(struct tw_model *m, struct tw_err *err)
+/* Whether W's master is W itself and the bits it lacks. */
+static bool is_split(const struct tw_model *m, const struct tw_weight *w)
+{
+    return trained(m, w) && w->w.dtype == TW_BF16 && m->ops->adamw_split;
+}
+
+static bool has_own_master(const struct tw_model *m, const struct tw_weight *w)
+{
+    return trained(m, w) && w->w.dtype != TW_F32 && !is_split(m, w);
+}
+
+static void add_sizes(struct tw_model *m)
 {
     for (int64_t i = 0; i < m->nw; i++) {
         const struct tw_weight *w = &m->w[i];
         size_t f32 = stored_bytes(m, w, TW_F32);
-        bool train = trained(m, w);
 
         tw_mem_add(&m->mem, stored_bytes(m, w, w->w.dtype));
-        if (train && w->w.dtype != TW_F32)
+        if (is_split(m, w))
+            tw_mem_add(&m->mem, stored_bytes(m, w, TW_BF16));
+        if (has_own_master(m, w))
             tw_mem_add(&m->mem, f32);
-        if (train)
+        if (trained(m, w))
             tw_mem_add(&m->grads, f32);
-        if (train && m->tied && w == m->global[TW_S_EMBED])
+        if (trained(m, w) && m->tied && w == m->global[TW_S_EMBED])
             tw_mem_add(&m->grads, f32);
     }
+}
+
+/* Weights in one block; with training, masters (where the products are not F32) behind each, or what
+ * they have more behind all; gradients in a block of their own. */
+static int take_memory(struct tw_model *m, struct tw_err *err)
+{
+    add_sizes(m);
     if (tw_mem_alloc(&m->mem, m->dev, "the weights", err) ||
         tw_mem_alloc(&m->grads, m->dev, "the gradients", err))
         return -1;
     for (int64_t i = 0; i < m->nw; i++) {
         struct tw_weight *w = &m->w[i];
         size_t f32 = stored_bytes(m, w, TW_F32);
-        bool train = trained(m, w);
 
         w->w.data = tw_mem_take(&m->mem, stored_bytes(m, w, w->w.dtype));
         w->master = w->dw = w->w;
         w->dw.data = NULL;
         w->dw.dtype = TW_F32;
-        if (train && w->w.dtype != TW_F32) {
+        if (has_own_master(m, w)) {
             w->master.data = tw_mem_take(&m->mem, f32);
             w->master.dtype = TW_F32;
         }
-        if (train)
+        if (trained(m, w))
             w->dw.data = tw_mem_take(&m->grads, f32);
-        if (train && m->tied && w == m->global[TW_S_EMBED])
+        if (trained(m, w) && m->tied && w == m->global[TW_S_EMBED])
             w->g2 = tw_mem_take(&m->grads, f32);
     }
+    for (int64_t i = 0; i < m->nw; i++)
+        if (is_split(m, &m->w[i]))
+            m->w[i].master.low = tw_mem_take(&m->mem, stored_bytes(m, &m->w[i], TW_BF16));
     return 0;
 }
 
@@ -228,7 +247,7 @@ static void list_params(struct tw_model *m)
         p->g2 = w->g2;
         p->matrix = w->matrix;
         p->n = tw_weight_elems(m, w, TW_F32);
-        p->low = w->w.dtype != TW_F32 ? &w->w : NULL;
+        p->low = has_own_master(m, w) ? &w->w : NULL;
         ps->elems += tw_mat_size(&w->w);
     }
 }

@@ -14,6 +14,8 @@ static struct tw_mat one_of(const struct tw_model *m, const struct tw_mat *w, in
 
     one.n = 1;
     one.data = (char *)w->data + (size_t)(i * n) * tw_dtype_size(w->dtype);
+    if (w->low)
+        one.low = w->low + i * n;
     return one;
 }
 

@@ -78,7 +78,7 @@ void tw_adapter_describe(const struct tw_adapter *a, struct tw_buf *out);
 /* What an optimiser works on, in a fixed order. */
 struct tw_param {
     const char *name;           /* as in the file that holds it */
-    struct tw_mat w;            /* F32; a vector has rows 1. w.data is what the optimiser updates */
+    struct tw_mat w;            /* F32, or BF16 with low; a vector has rows 1. What is updated */
     float *g;                   /* (dev) gradient, stored elements like w */
     int64_t n;                  /* stored elements */
     bool matrix;                /* weight decay applies by default */

@@ -14,7 +14,8 @@ struct tw_weight {
     int64_t layer;              /* -1: global */
     bool matrix, is_bias;
     struct tw_mat w;            /* what products read */
-    struct tw_mat master;       /* F32: what the optimiser updates and files hold; often w */
+    struct tw_mat master;       /* F32, or w with low: what the optimiser updates and files hold;
+                                 * often w */
     struct tw_mat dw;           /* gradient; data NULL: not trained */
     float *g2;                  /* of a tied embedding: the look-up's part of the gradient */
     struct tw_weight *bias;     /* NULL: none */

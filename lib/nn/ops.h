@@ -291,6 +291,15 @@ struct tw_ops {
     void (*sgd)(struct tw_dev *d, float *w, const float *g, float *m, int64_t n, float lr,
             float momentum, float decay, const float *scale);   /* m NULL when momentum is 0 */
 
+    /* The same for masters that are split (struct tw_mat), and the sum of squares of such; they leave
+     * hi ready for products. NULL, all: the device keeps F32 masters beside BF16 weights. */
+    void (*adamw_split)(struct tw_dev *d, uint16_t *hi, uint16_t *low, const float *g, float *m, float *v,
+            int64_t n, const struct tw_adamw *p, const float *scale);
+    void (*sgd_split)(struct tw_dev *d, uint16_t *hi, uint16_t *low, const float *g, float *m, int64_t n,
+            float lr, float momentum, float decay, const float *scale);
+    void (*sumsq_split)(struct tw_dev *d, double *sum, const uint16_t *hi, const uint16_t *low,
+            int64_t n);
+
     void (*close)(struct tw_dev *d);    /* what tw_dev_close() calls */
 };
 

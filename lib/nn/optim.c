@@ -46,6 +46,7 @@ void tw_optim_close(struct tw_optim *o)
     if (o->scale)
         ops->free(o->dev, o->scale);
     free(o->span);
+    free(o->gspan);
     free(o->m);
     free(o->v);
     free(o);
@@ -60,10 +61,16 @@ static bool decays(const struct tw_optim *o, const struct tw_param *p)
 static bool follows(const struct tw_optim *o, int64_t i)
 {
     const struct tw_param *a = &o->params->p[i - 1], *b = a + 1;
-    size_t step = tw_dev_round((size_t)a->n * sizeof(float));
+    size_t step = tw_dev_round((size_t)a->n * sizeof(float)), half = step;
 
-    return (char *)b->w.data == (char *)a->w.data + step && (char *)b->g == (char *)a->g + step &&
-           decays(o, a) == decays(o, b);
+    if (!a->w.low != !b->w.low || (char *)b->g != (char *)a->g + step || decays(o, a) != decays(o, b))
+        return false;
+    if (a->w.low) {             /* as many elements as of the gradient lie between them */
+        half = tw_dev_round((size_t)a->n * sizeof *a->w.low);
+        if (2 * half != step || (char *)b->w.low != (char *)a->w.low + half)
+            return false;
+    }
+    return (char *)b->w.data == (char *)a->w.data + half;
 }
 
 static void find_spans(struct tw_optim *o)
@@ -79,6 +86,22 @@ static void find_spans(struct tw_optim *o)
         first = &o->params->p[s->i];
         s->end = i + 1;
         s->n = p->g - first->g + p->n;
+    }
+}
+
+static void find_gradient_spans(struct tw_optim *o)
+{
+    o->gspan = tw_xcalloc((size_t)o->params->n + 1, sizeof *o->gspan);
+    for (int64_t i = 0; i < o->params->n; i++) {
+        const struct tw_param *p = &o->params->p[i];
+        struct tw_optim_span *s;
+
+        if (!i || p[-1].g2 || (char *)p->g != (char *)p[-1].g +
+                tw_dev_round((size_t)p[-1].n * sizeof(float)))
+            o->gspan[o->ngspan++].i = i;
+        s = &o->gspan[o->ngspan - 1];
+        s->end = i + 1;
+        s->n = p->g - o->params->p[s->i].g + p->n;
     }
 }
 
@@ -114,6 +137,7 @@ struct tw_optim *tw_optim_open(struct tw_dev *dev, const struct tw_params *param
     if (second)
         moments(o, o->v);
     find_spans(o);
+    find_gradient_spans(o);
     return o;
 fail:
     tw_optim_close(o);
@@ -162,12 +186,16 @@ void tw_optim_groups(const struct tw_optim *o, int64_t n[2], int64_t elems[2])
 }
 
 /* The sum of squares of N floats at X, on the host; *OUT is not finite when any of them is not. */
-static int sum_of(struct tw_optim *o, const float *x, int64_t n, double *out, struct tw_err *err)
+static int sum_of(struct tw_optim *o, const void *x, const uint16_t *low, int64_t n, double *out,
+        struct tw_err *err)
 {
     const struct tw_ops *ops = tw_ops(o->dev);
 
     ops->zero(o->dev, o->sum, sizeof *o->sum);
-    ops->sumsq(o->dev, o->sum, x, n);
+    if (low)
+        ops->sumsq_split(o->dev, o->sum, x, low, n);
+    else
+        ops->sumsq(o->dev, o->sum, x, n);
     if (ops->sync(o->dev, err))
         return -1;
     ops->get(o->dev, out, o->sum, sizeof *out);
@@ -180,7 +208,7 @@ const char *tw_optim_bad_weight(struct tw_optim *o, struct tw_err *err)
         const struct tw_param *p = &o->params->p[i];
         double sum;
 
-        if (sum_of(o, p->w.data, p->n, &sum, err) || !isfinite(sum))
+        if (sum_of(o, p->w.data, p->w.low, p->n, &sum, err) || !isfinite(sum))
             return p->name;
     }
     return NULL;
@@ -191,7 +219,7 @@ static const char *bad_gradient(struct tw_optim *o, struct tw_err *err)
     for (int64_t i = 0; i < o->params->n; i++) {
         double sum;
 
-        if (sum_of(o, o->params->p[i].g, o->params->p[i].n, &sum, err) || !isfinite(sum))
+        if (sum_of(o, o->params->p[i].g, NULL, o->params->p[i].n, &sum, err) || !isfinite(sum))
             return o->params->p[i].name;
     }
     return NULL;
@@ -202,18 +230,19 @@ static void update(struct tw_optim *o, const struct tw_optim_span *s, double lr)
     const struct tw_ops *ops = tw_ops(o->dev);
     const struct tw_param *p = &o->params->p[s->i];
     double t = (double)o->updates, decay = decays(o, p) ? o->opts.decay : 0;
+    struct tw_adamw a = { .lr = (float)lr, .beta1 = (float)o->opts.beta1,
+        .beta2 = (float)o->opts.beta2, .eps = (float)o->opts.eps, .decay = (float)decay,
+        .bias1 = (float)(1 - pow(o->opts.beta1, t)), .bias2 = (float)(1 - pow(o->opts.beta2, t)) };
+    float *m = o->m[s->i], *v = o->v[s->i], momentum = (float)o->opts.momentum;
 
-    if (o->opts.kind == TW_SGD) {
-        ops->sgd(o->dev, p->w.data, p->g, o->m[s->i], s->n, (float)lr, (float)o->opts.momentum,
-                (float)decay, o->scale);
-        return;
-    }
-    ops->adamw(o->dev, p->w.data, p->g, o->m[s->i], o->v[s->i], s->n,
-            &(struct tw_adamw){ .lr = (float)lr, .beta1 = (float)o->opts.beta1,
-                    .beta2 = (float)o->opts.beta2, .eps = (float)o->opts.eps,
-                    .decay = (float)decay, .bias1 = (float)(1 - pow(o->opts.beta1, t)),
-                    .bias2 = (float)(1 - pow(o->opts.beta2, t)) },
-            o->scale);
+    if (o->opts.kind == TW_SGD && p->w.low)
+        ops->sgd_split(o->dev, p->w.data, p->w.low, p->g, m, s->n, a.lr, momentum, a.decay, o->scale);
+    else if (o->opts.kind == TW_SGD)
+        ops->sgd(o->dev, p->w.data, p->g, m, s->n, a.lr, momentum, a.decay, o->scale);
+    else if (p->w.low)
+        ops->adamw_split(o->dev, p->w.data, p->w.low, p->g, m, v, s->n, &a, o->scale);
+    else
+        ops->adamw(o->dev, p->w.data, p->g, m, v, s->n, &a, o->scale);
 }
 
 int tw_optim_step(struct tw_optim *o, double lr, double clip, struct tw_optim_report *r,
@@ -225,8 +254,8 @@ int tw_optim_step(struct tw_optim *o, double lr, double clip, struct tw_optim_re
     *r = (struct tw_optim_report){ 0 };
     tw_params_join(o->dev, o->params);
     ops->zero(o->dev, o->sum, sizeof *o->sum);
-    for (int64_t k = 0; k < o->nspan; k++)
-        ops->sumsq(o->dev, o->sum, o->params->p[o->span[k].i].g, o->span[k].n);
+    for (int64_t k = 0; k < o->ngspan; k++)
+        ops->sumsq(o->dev, o->sum, o->params->p[o->gspan[k].i].g, o->gspan[k].n);
     if (ops->sync(o->dev, err))
         return -1;
     ops->get(o->dev, &sum, o->sum, sizeof sum);

@@ -41,10 +41,15 @@ static int64_t rows_of(const struct tw_param *p)
 static struct tw_mat mat_of(const struct tw_param *p, float *data, int64_t *row, int64_t *n)
 {
     int64_t i = *row / p->w.rows;
+    int64_t each = i * (p->n / tw_mat_count(&p->w));
     struct tw_mat m = { .data = data ? data : p->w.data, .dtype = TW_F32, .rows = p->w.rows,
         .cols = p->w.cols };
 
-    m.data = (float *)m.data + i * (p->n / tw_mat_count(&p->w));
+    if (!data && p->w.low) {
+        m.dtype = TW_BF16;
+        m.low = p->w.low + each;
+    }
+    m.data = (char *)m.data + (size_t)each * tw_dtype_size(m.dtype);
     *row -= i * p->w.rows;
     *n = p->w.rows - *row < *n ? p->w.rows - *row : *n;
     return m;

@@ -17,8 +17,8 @@ struct tw_optim {
     struct tw_optim_opts opts;
     float **m, **v;                 /* (dev) one a parameter, in the layout of its weights */
     struct tw_devmem mem;           /* that holds m and v */
-    struct tw_optim_span *span;
-    int64_t nspan;
+    struct tw_optim_span *span, *gspan;     /* gspan: whose gradients do, whatever the rest does */
+    int64_t nspan, ngspan;
     double *sum;                    /* (dev) */
     float *scale;                   /* (dev) */
     int64_t updates;

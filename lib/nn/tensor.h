@@ -23,6 +23,9 @@ struct tw_mat {
                                  * elements long; 0 and 1: one. Only the grouped ops look at it */
     int64_t ext;                /* columns behind each row, and rows behind the last, kept for the
                                  * factors of adapters (lora_wide); mostly 0 */
+    uint16_t *low;              /* a BF16 matrix that stands for F32, each value the nearest BF16 (away
+                                 * from zero when there are two): F32 bits are (bits of data << 16) +
+                                 * (int16_t)low, modulo 2^32; in the layout of data; mostly NULL */
 };
 
 static inline int64_t tw_mat_count(const struct tw_mat *m) { return m->n > 1 ? m->n : 1; }

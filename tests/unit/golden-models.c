@@ -251,6 +251,8 @@ static float *fetch_grad(struct golden *g, const struct tw_param *p)
     struct tw_mat gm = p->w;
 
     gm.data = p->g;
+    gm.dtype = TW_F32;
+    gm.low = NULL;
     for (int64_t i = 0; p->matrix && i < tw_mat_count(&gm); i++) {
         tw_ops(g->dev)->mat_get(g->dev, v + i * gm.rows * gm.cols, &gm, 0, gm.rows);
         gm.data = (float *)gm.data + p->n / tw_mat_count(&gm);

@@ -115,6 +115,8 @@ static void check_grads(struct golden *g)
         double sq = 0, max = tw_json_get(want, "max")->d, e;
 
         gm.data = p->g;
+        gm.dtype = TW_F32;
+        gm.low = NULL;
         if (p->matrix)
             tw_ops(g->dev)->mat_get(g->dev, got, &gm, 0, gm.rows);
         else
