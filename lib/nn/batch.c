@@ -36,6 +36,7 @@ static void fill_seq(struct tw_batch *b, int64_t i, int64_t past)
     for (int64_t k = 0; b->drop && k < s->n; k++)
         b->drop[t0 + k] = drop_key(s->key, past + k);
     b->attn[i] = (struct tw_attn_seq){ .q0 = t0, .nq = s->n, .past = past };
+    b->delta[i] = (struct tw_delta_seq){ .t0 = t0, .n = s->n, .past = past };
     if (past + s->n > b->end)
         b->end = past + s->n;
 }
@@ -118,6 +119,7 @@ int tw_batch_pack(struct tw_batch *b, struct tw_model *m, const struct tw_seq *s
     b->id = tw_arena_alloc(a, T * sizeof *b->id);
     b->pos = tw_arena_alloc(a, T * sizeof *b->pos);
     b->attn = tw_arena_alloc(a, n * sizeof *b->attn);
+    b->delta = tw_arena_alloc(a, n * sizeof *b->delta);
     b->span = tw_arena_alloc(a, n * sizeof *b->span);
     if ((flags & TW_DROPOUT) && wants_dropout(seq, nseq))
         b->drop = tw_arena_alloc(a, T * sizeof *b->drop);

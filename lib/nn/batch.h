@@ -21,6 +21,7 @@ struct tw_batch {
     uint64_t *drop;             /* (host) [T]; NULL: no dropout */
     struct tw_span *span;
     struct tw_attn_seq *attn;   /* [nseq] */
+    struct tw_delta_seq *delta; /* [nseq] */
     bool states;                /* the sequences have decode states */
 };
 

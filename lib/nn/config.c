@@ -51,6 +51,14 @@ static const struct key keys[] = {
     { "moe_layer_freq", KINT, FIELD(moe.freq), 1, 1 << 16, false },
     { "num_nextn_predict_layers", KINT, FIELD(next_layers), 0, 1 << 10, false },
     { "use_qk_norm", KBOOL, FIELD(qk_norm), 0, 0, false },
+    /* linear layers */
+    { "linear_num_key_heads", KINT, FIELD(lin.hk), 1, 1 << 16, false },
+    { "linear_num_value_heads", KINT, FIELD(lin.hv), 1, 1 << 16, false },
+    { "linear_key_head_dim", KINT, FIELD(lin.dk), 1, 1 << 12, false },
+    { "linear_value_head_dim", KINT, FIELD(lin.dv), 1, 1 << 12, false },
+    { "linear_conv_kernel_dim", KINT, FIELD(lin.taps), 1, TW_DELTA_TAPS, false },
+    { "full_attention_interval", KINT, FIELD(lin.interval), 1, 1 << 16, false },
+    { "attn_output_gate", KBOOL, FIELD(lin.output_gate), 0, 0, false },
     { "qkv_bias", KBOOL, FIELD(qkv_bias), 0, 0, false },
     { "bias", KBOOL, FIELD(o_bias), 0, 0, false },
     /* chatglm */

@@ -39,6 +39,13 @@ struct tw_mla_conf {
     int64_t rq, rkv, dn, dr, dv;
 };
 
+/* Linear layers (the gated delta rule); as in struct tw_delta. */
+struct tw_lin_conf {
+    int64_t hk, hv, dk, dv, taps;
+    int64_t interval;           /* full_attention_interval: where there are no layer_types */
+    bool output_gate;           /* of the attention between them */
+};
+
 /* What differs between the layers of a model. */
 struct tw_layer_conf {
     int mixer, ffn;             /* of the family's tables */
@@ -70,6 +77,7 @@ struct tw_config {
     int64_t window, max_window_layers;
     struct tw_moe_conf moe;
     struct tw_mla_conf mla;
+    struct tw_lin_conf lin;
     struct tw_layer_conf *layer;        /* [L] */
     struct tw_rope_conf rope[TW_MAX_ROPES];
     int nrope;                  /* all of one width */

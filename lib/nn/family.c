@@ -7,6 +7,7 @@ static const struct tw_family *const families[] = {
     &tw_family_glm, &tw_family_glm4, &tw_family_chatglm,
     &tw_family_internlm2, &tw_family_internlm3, &tw_family_gemma3,
     &tw_family_deepseek_v2, &tw_family_deepseek_v3,
+    &tw_family_qwen3_next, &tw_family_qwen3_5, &tw_family_qwen3_5_moe,
 };
 
 const struct tw_tdef tw_global_decoder[] = {
@@ -69,9 +70,11 @@ bool tw_if(const struct tw_config *c, enum tw_if f)
     return false;
 }
 
-int64_t tw_dim(const struct tw_config *c, enum tw_dim d)
+int64_t tw_dim(const struct tw_config *c, enum tw_dim dim)
 {
-    switch (d) {
+    struct tw_delta d = tw_delta_conf(c);
+
+    switch (dim) {
     case TW_D1: return 1;
     case TW_DONE: return 1;
     case TW_DV: return c->V;
@@ -92,6 +95,14 @@ int64_t tw_dim(const struct tw_config *c, enum tw_dim d)
     case TW_DRKVPE: return c->mla.rkv + c->mla.dr;
     case TW_DLKV: return c->nh * (c->mla.dn + c->mla.dv);
     case TW_DLO: return c->nh * c->mla.dv;
+    case TW_DQ2: return 2 * c->nh * c->hd;
+    case TW_DC: return tw_delta_cols(&d);
+    case TW_DVD: return d.hv * d.dv;
+    case TW_DQKVZ: return tw_delta_cols(&d) + d.hv * d.dv;
+    case TW_DCONV: return tw_delta_cols(&d) * d.taps;
+    case TW_DHV: return d.hv;
+    case TW_DBA: return 2 * d.hv;
+    case TW_DLV: return d.dv;
     }
     return 0;
 }

@@ -11,7 +11,10 @@
 enum tw_dim { TW_D1, TW_DV, TW_DD, TW_DI, TW_DQ, TW_DKV, TW_DHD,
     TW_DE, TW_DIM, TW_DIM2, TW_DIS,
     TW_DONE,                    /* 1, of a matrix with one output */
-    TW_DQKV, TW_DI2, TW_DLQ, TW_DRQ, TW_DRKV, TW_DRKVPE, TW_DLKV, TW_DLO };
+    TW_DQKV, TW_DI2, TW_DLQ, TW_DRQ, TW_DRKV, TW_DRKVPE, TW_DLKV, TW_DLO,
+    /* 2*nh*hd; a linear layer's columns of q, k and v together, of v, of all four, taps of its
+     * convolution, value heads, twice those, size of a value head */
+    TW_DQ2, TW_DC, TW_DVD, TW_DQKVZ, TW_DCONV, TW_DHV, TW_DBA, TW_DLV };
 int64_t tw_dim(const struct tw_config *c, enum tw_dim d);
 
 /* Where a tensor is used. */
@@ -23,6 +26,9 @@ enum tw_slot { TW_S_EMBED, TW_S_HEAD, TW_S_NORM_F, TW_S_NORM1, TW_S_NORM2, TW_S_
     TW_S_QKV, TW_S_GATEUP,      /* fused: all q, all k, all v; gate, up */
     /* latents: q's low-rank way, its norm, back; k and v's and the shared key; norm, back */
     TW_S_QA, TW_S_QANORM, TW_S_QB, TW_S_KVA, TW_S_KVANORM, TW_S_KVB,
+    /* linear layers: projections apart or fused, convolution, decay, norm behind the rule */
+    TW_S_INQKV, TW_S_INZ, TW_S_INB, TW_S_INA, TW_S_INQKVZ, TW_S_INBA, TW_S_CONV, TW_S_ALOG,
+    TW_S_DTBIAS, TW_S_GNORM, TW_S_OUT,
     TW_NSLOT };
 
 /* Settings of the config on which a tensor or its bias depends. */
@@ -35,8 +41,9 @@ bool tw_if(const struct tw_config *c, enum tw_if f);
 enum tw_axis { TW_AX_NONE, TW_AX_COL, TW_AX_ROW, TW_AX_VOCAB, TW_AX_EXPERT };
 
 /* Values of a model that is not read: by default normal for matrices, 0 for biases, 1 for other
- * vectors. */
-enum tw_init { TW_INIT_DEFAULT, TW_INIT_ZERO, TW_INIT_ONE };
+ * vectors (norms: what makes their factor 1). ALOG: the logarithm of a uniform number in
+ * (0.01, 16). */
+enum tw_init { TW_INIT_DEFAULT, TW_INIT_ZERO, TW_INIT_ONE, TW_INIT_NORMAL, TW_INIT_ALOG };
 
 struct tw_model;
 struct tw_weight;
@@ -75,6 +82,7 @@ struct tw_block {
     tw_block_step_fn *step;     /* NULL: there is none */
     bool kv;                    /* keeps keys and values in a decode state */
     bool latent;                /* keeps latents in it */
+    bool rec;                   /* keeps a state of constant size there (nn/delta_ops.h) */
     /* The op that it needs and OPS lacks, for a message; NULL: there are all (or no function). */
     const char *(*lacks)(const struct tw_ops *ops);
 };
@@ -82,6 +90,7 @@ extern const struct tw_block tw_block_gqa, tw_block_swiglu, tw_block_moe;
 /* block_fused.c: the same with q, k and v, or gate and up, from one product. */
 extern const struct tw_block tw_block_gqa_fused, tw_block_swiglu_fused;
 extern const struct tw_block tw_block_mla;      /* block_mla.c: attention over latents */
+extern const struct tw_block tw_block_gated, tw_block_delta, tw_block_delta_fused;
 
 /* One of the two parts of a layer: the tensors it has (its norms among them), and what it does. */
 struct tw_part {
@@ -114,6 +123,7 @@ extern const struct tw_family tw_family_qwen2_moe, tw_family_qwen3_moe, tw_famil
 extern const struct tw_family tw_family_glm, tw_family_glm4, tw_family_chatglm;
 extern const struct tw_family tw_family_internlm2, tw_family_internlm3, tw_family_gemma3;
 extern const struct tw_family tw_family_deepseek_v2, tw_family_deepseek_v3;
+extern const struct tw_family tw_family_qwen3_next, tw_family_qwen3_5, tw_family_qwen3_5_moe;
 
 /* The tables most families share. */
 extern const struct tw_tdef tw_global_decoder[];
@@ -127,6 +137,13 @@ int tw_config_moe(struct tw_config *c, struct tw_err *err);
 /* stored.c: a tdef's files() of a fused q, k and v: the rows are all of q, all of k, all of v, or, by
  * config.qkv_groups, for each head of k the heads of q that read it, it, and its v. */
 void tw_files_qkv(struct tw_model *m, struct tw_weight *w, struct tw_weights *file);
+/* family_delta.c: attention with a gate, linear layers with their projections apart and fused; which
+ * layers are which (mixer 1: linear); tensors that are no part of the text model. */
+extern const struct tw_tdef tw_attn_gated[], tw_delta_apart[], tw_delta_fused[];
+extern const char *const tw_family_delta_skip[];
+int tw_config_delta(struct tw_config *c, struct tw_err *err);
+struct tw_delta tw_delta_conf(const struct tw_config *c);   /* without sequences */
+
 /* config hook: attention_bias gives a bias to q, k, v and o. */
 int tw_config_attn_bias(struct tw_config *c, struct tw_err *err);
 

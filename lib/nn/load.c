@@ -2,6 +2,7 @@
 #include "nn/model_priv.h"
 #include "base/pool.h"
 #include "base/rng.h"
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -193,15 +194,36 @@ struct fill {
     float *buf;
     uint64_t seed, k;           /* k: the tensor's place in the list */
     int64_t row, cols;          /* of buf's first; of all */
-    double std;
+    double std, off;            /* off: of norms */
 };
 
-/* Of elements that are not random. */
-static float constant(const struct tw_weight *w)
+static bool is_norm(const struct tw_weight *w)
 {
-    if (w->def->init != TW_INIT_DEFAULT && !w->is_bias)
-        return w->def->init == TW_INIT_ONE;
-    return !w->is_bias;
+    static const enum tw_slot norms[] = { TW_S_NORM_F, TW_S_NORM1, TW_S_NORM2, TW_S_QNORM,
+        TW_S_KNORM, TW_S_POST1, TW_S_POST2 };
+
+    for (size_t i = 0; i < sizeof norms / sizeof *norms; i++)
+        if (w->def->slot == norms[i])
+            return true;
+    return false;
+}
+
+/* Of elements that are not random. */
+static float constant(const struct fill *f)
+{
+    if (f->w->is_bias)
+        return 0;
+    if (f->w->def->init != TW_INIT_DEFAULT)
+        return f->w->def->init == TW_INIT_ONE;
+    return (float)(1 - (is_norm(f->w) ? f->off : 0));
+}
+
+/* The number at element I of the tensor when it is random. */
+static float random_number(const struct fill *f, int64_t i)
+{
+    if (f->w->def->init == TW_INIT_ALOG)
+        return (float)log(0.01 + 15.99 * tw_rand01(f->seed, f->k, (uint64_t)i));
+    return (float)(f->std * tw_rand_normal(f->seed, f->k, (uint64_t)i));
 }
 
 /* Element I of tensor K: a pure function of (seed, K, I), so it depends on no layout or thread. */
@@ -209,11 +231,12 @@ static void fill_row(void *arg, int64_t i, int thread)
 {
     const struct fill *f = arg;
     int64_t cols = f->cols, at = (f->row + i) * cols;
-    bool random = f->w->matrix && f->w->def->init == TW_INIT_DEFAULT;
+    enum tw_init init = f->w->is_bias ? TW_INIT_ZERO : f->w->def->init;
+    bool random = init == TW_INIT_NORMAL || init == TW_INIT_ALOG ||
+            (f->w->matrix && init == TW_INIT_DEFAULT);
 
     for (int64_t j = 0; j < cols; j++)
-        f->buf[i * cols + j] = !random ? constant(f->w) :
-                (float)(f->std * tw_rand_normal(f->seed, f->k, (uint64_t)(at + j)));
+        f->buf[i * cols + j] = random ? random_number(f, at + j) : constant(f);
 }
 
 int tw_model_init_random(struct tw_model *m, struct tw_err *err)
@@ -229,7 +252,7 @@ int tw_model_init_random(struct tw_model *m, struct tw_err *err)
         int64_t rows = w->matrix ? tw_mat_count(&w->w) * w->w.rows : w->w.cols;
         int64_t step = chunk_rows(cols) < rows ? chunk_rows(cols) : rows;
         struct fill f = { .w = w, .seed = m->opts.seed, .k = (uint64_t)k, .cols = cols,
-            .std = m->cfg.init_range,
+            .std = m->cfg.init_range, .off = m->cfg.norm_off,
             .buf = tw_xreallocarray(NULL, (size_t)(step * cols), sizeof *f.buf) };
 
         for (; f.row < rows; f.row += step) {

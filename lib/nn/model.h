@@ -160,7 +160,14 @@ void tw_model_touch(struct tw_model *m);
 /* Decode states. A state belongs to one (model, adapter); fork shares all blocks copy-on-write. */
 struct tw_state *tw_state_new(struct tw_model *m, struct tw_err *err);
 struct tw_state *tw_state_fork(struct tw_state *s, struct tw_err *err);
-int tw_state_truncate(struct tw_state *s, int64_t n, struct tw_err *err);   /* keep n tokens */
+/* Keeps N tokens. Where layers are recurrent N must be what tw_state_cut() says it can be: the most
+ * tokens, up to N, that are left by a cut. tw_state_marks(): the passes to come keep some copies of
+ * the recurrent layers on the way, for that; false: none, and those there are go. */
+int tw_state_truncate(struct tw_state *s, int64_t n, struct tw_err *err);
+int64_t tw_state_cut(const struct tw_state *s, int64_t n);
+void tw_state_marks(struct tw_state *s, bool keep);
+/* The memory it holds, as if all of it were keys and values of so many tokens. */
+int64_t tw_state_cost(const struct tw_state *s);
 int64_t tw_state_len(const struct tw_state *s);
 void tw_state_free(struct tw_state *s);
 /* Bytes of decode state for N tokens of one sequence. */

@@ -29,8 +29,17 @@ struct tw_layer {
     const struct tw_layer_conf *conf;
     const struct tw_part *mixer, *ffn;
     int64_t moe;                /* its place among the layers with experts; -1: it has none */
-    size_t kv_offset;           /* of this layer's keys and values in a block of a decode state */
+    size_t kv_offset;           /* of this layer's keys and values in a block of a decode state, or
+                                 * of its part of the recurrent layers' */
     struct tw_weight *w[TW_NSLOT];
+};
+
+/* Memory of one kind of block of decode states. */
+struct tw_kv_pool {
+    size_t bytes;               /* of a block; 0: the model needs none */
+    struct tw_kv *free;         /* blocks to be used again */
+    struct tw_kv_slab *slab;    /* what blocks are cut from */
+    int64_t n;                  /* all there are */
 };
 
 /* A tensor as checkpoints hold it. Its rows, in order, are rows of weights: of N matrices one behind
@@ -89,12 +98,9 @@ struct tw_model {
     int64_t npos;
     struct tw_stack stack;
     struct tw_dev *count;       /* the counting device of dev */
-    size_t kv_block;            /* bytes of a block of a decode state */
     struct tw_devmem choices;   /* counts [nmoe, E] of choices; empty: nobody asked */
     bool record;                /* states keep experts */
-    struct tw_kv *kv_free;      /* blocks to be used again */
-    struct tw_kv_slab *kv_slab; /* what blocks are cut from */
-    int64_t kv_blocks;          /* all there are */
+    struct tw_kv_pool kv, rec;  /* of decode states: keys and values, recurrent layers */
 };
 
 /* layout.c: the list of weights, without memory; then their memory. FILE is what will be read, NULL:

@@ -132,8 +132,13 @@ static int decode(struct tw_pass *p, const struct tw_seq *seq, int64_t nseq, str
         if (tw_state_grow(seq[i].state, seq[i].n, err))
             return -1;
         b->attn[i].block = seq[i].state->mem;
+        tw_state_delta(seq[i].state, &b->delta[i], &p->arena);
     }
-    return tw_pass_do(p, err);
+    if (!tw_pass_do(p, err))
+        return 0;
+    for (int64_t i = 0; p->m->rec.bytes && i < nseq; i++)
+        seq[i].state->n = 0;    /* what was overwritten halfway is of no use */
+    return -1;
 }
 
 /* The states of a batch that was run, or was not: RET. */

@@ -1,18 +1,24 @@
-/* state.c - paged keys and values */
+/* state.c - paged keys and values, and the block of recurrent layers */
 #include "nn/state.h"
 #include <assert.h>
 #include <stdlib.h>
 
 void tw_state_layout(struct tw_model *m)
 {
-    m->kv_block = 0;
+    struct tw_delta d = tw_delta_conf(&m->cfg);
+
+    m->kv.bytes = m->rec.bytes = 0;
     for (int64_t i = 0; i < m->cfg.L; i++) {
-        m->layer[i].kv_offset = m->kv_block;
-        if (m->layer[i].mixer->block->kv)
-            m->kv_block += tw_dev_round(m->ops->kv_bytes(m->dev, m->cfg.nkv, m->cfg.hd, m->act));
-        if (m->layer[i].mixer->block->latent)
-            m->kv_block += tw_dev_round(m->ops->mla->bytes(m->dev, m->cfg.mla.rkv, m->cfg.mla.dr,
+        const struct tw_block *b = m->layer[i].mixer->block;
+
+        m->layer[i].kv_offset = b->rec ? m->rec.bytes : m->kv.bytes;
+        if (b->kv)
+            m->kv.bytes += tw_dev_round(m->ops->kv_bytes(m->dev, m->cfg.nkv, m->cfg.hd, m->act));
+        if (b->latent)
+            m->kv.bytes += tw_dev_round(m->ops->mla->bytes(m->dev, m->cfg.mla.rkv, m->cfg.mla.dr,
                     m->act));
+        if (b->rec)
+            m->rec.bytes += tw_dev_round(m->ops->delta->state_bytes(m->dev, &d, m->act));
     }
 }
 
@@ -23,68 +29,72 @@ struct tw_kv_slab {
     struct tw_kv kv[];
 };
 
-void tw_state_pool_free(struct tw_model *m)
+static void pool_free(struct tw_model *m, struct tw_kv_pool *p)
 {
     struct tw_kv_slab *s, *next;
 
-    for (s = m->kv_slab; s; s = next) {
+    for (s = p->slab; s; s = next) {
         next = s->next;
         m->ops->free(m->dev, s->mem);
         free(s);
     }
-    m->kv_slab = NULL;
-    m->kv_free = NULL;
-    m->kv_blocks = 0;
+    *p = (struct tw_kv_pool){ .bytes = p->bytes };
+}
+
+void tw_state_pool_free(struct tw_model *m)
+{
+    pool_free(m, &m->kv);
+    pool_free(m, &m->rec);
 }
 
 /* N more blocks; false: the device has no room for them. */
-static bool add_slab(struct tw_model *m, int64_t n, struct tw_err *err)
+static bool add_slab(struct tw_model *m, struct tw_kv_pool *p, int64_t n, struct tw_err *err)
 {
-    void *mem = m->ops->alloc(m->dev, (size_t)n * m->kv_block, err);
+    void *mem = m->ops->alloc(m->dev, (size_t)n * p->bytes, err);
     struct tw_kv_slab *s;
 
     if (!mem)
         return false;
     s = tw_xcalloc(1, sizeof *s + (size_t)n * sizeof *s->kv);
     s->mem = mem;
-    s->next = m->kv_slab;
-    m->kv_slab = s;
-    m->kv_blocks += n;
+    s->next = p->slab;
+    p->slab = s;
+    p->n += n;
     for (int64_t i = n; i-- > 0;) {
-        s->kv[i].mem = (char *)mem + (size_t)i * m->kv_block;
-        s->kv[i].next = m->kv_free;
-        m->kv_free = &s->kv[i];
+        s->kv[i].mem = (char *)mem + (size_t)i * p->bytes;
+        s->kv[i].next = p->free;
+        p->free = &s->kv[i];
     }
     return true;
 }
 
-static struct tw_kv *take_block(struct tw_model *m, struct tw_err *err)
+static struct tw_kv *take_block(struct tw_model *m, struct tw_kv_pool *p, struct tw_err *err)
 {
-    const int64_t most = (int64_t)(((size_t)1 << 30) / m->kv_block);
-    int64_t n = m->kv_blocks / 2 < most ? m->kv_blocks / 2 : most;
+    const int64_t most = (int64_t)(((size_t)1 << 30) / p->bytes);
+    int64_t n = p->n / 2 < most ? p->n / 2 : most;
     struct tw_err none = { 0 };
     struct tw_kv *b;
 
-    if (!m->kv_free && !(n > 1 && add_slab(m, n, &none)) && !add_slab(m, n > 1 ? 1 : 4, &none) &&
-            !add_slab(m, 1, &none)) {
+    if (!p->free && !(n > 1 && add_slab(m, p, n, &none)) &&
+            !add_slab(m, p, n > 1 || p == &m->rec ? 1 : 4, &none) && !add_slab(m, p, 1, &none)) {
         tw_fail(err, NULL, 0, "no memory on the device for %zu more bytes of decode state",
-                m->kv_block);
+                p->bytes);
         return NULL;
     }
-    b = m->kv_free;
-    m->kv_free = b->next;
+    b = p->free;
+    p->free = b->next;
     b->next = NULL;
     b->refs = 1;
     return b;
 }
 
-static void drop_block(struct tw_model *m, struct tw_kv *b)
+static void drop_block(struct tw_kv_pool *p, struct tw_kv *b)
 {
     assert(b->refs > 0);
     if (--b->refs)
         return;
-    b->next = m->kv_free;
-    m->kv_free = b;
+    b->next = p->free;
+    p->free = b;
 }
 
 static int64_t blocks_for(int64_t n)
@@ -98,17 +108,72 @@ static void set_block(struct tw_state *s, int64_t i, struct tw_kv *b)
     s->mem[i] = b->mem;
 }
 
+static void drop_mark(struct tw_state *s, int i)
+{
+    drop_block(&s->m->rec, s->mark[i].rec);
+    memmove(&s->mark[i], &s->mark[i + 1], (size_t)(s->nmark - i - 1) * sizeof *s->mark);
+    s->nmark--;
+}
+
 void tw_state_trim(struct tw_state *s)
 {
     int64_t want = blocks_for(s->n);
 
     while (s->nblock > want)
-        drop_block(s->m, s->block[--s->nblock]);
+        drop_block(&s->m->kv, s->block[--s->nblock]);
+    while (s->nmark && s->mark[s->nmark - 1].at > s->n)
+        drop_mark(s, s->nmark - 1);
+    if (!s->n && s->rec) {
+        drop_block(&s->m->rec, s->rec);
+        s->rec = NULL;
+    }
+}
+
+/* A block of its own in the place of *B, with what that holds; *B may be NULL. */
+static int own_block(struct tw_state *s, struct tw_kv_pool *p, struct tw_kv **b, struct tw_err *err)
+{
+    struct tw_kv *to;
+
+    if (*b && (*b)->refs == 1)
+        return 0;
+    to = take_block(s->m, p, err);
+    if (!to)
+        return -1;
+    if (*b) {
+        s->m->ops->copy(s->m->dev, to->mem, (*b)->mem, p->bytes);
+        drop_block(p, *b);
+    }
+    *b = to;
+    return 0;
+}
+
+/* Where the next N tokens are to leave copies: at multiples of a step that doubles when there would be
+ * too many. Without memory for it there is none: they are for a cache. */
+static void plan_marks(struct tw_state *s, int64_t n)
+{
+    int64_t end = s->n + n;
+
+    if (!s->step)
+        return;
+    while (s->nmark + end / s->step - s->n / s->step > TW_STATE_MARKS) {
+        s->step *= 2;
+        for (int i = s->nmark; i-- > 0;)
+            if (s->mark[i].at % s->step)
+                drop_mark(s, i);
+    }
+    for (int64_t at = (s->n / s->step + 1) * s->step; at <= end; at += s->step) {
+        struct tw_err none = { 0 };
+        struct tw_kv *b = take_block(s->m, &s->m->rec, &none);
+
+        if (!b)
+            return;
+        s->mark[s->nmark++] = (struct tw_mark){ at, b };
+    }
 }
 
 int tw_state_grow(struct tw_state *s, int64_t n, struct tw_err *err)
 {
-    int64_t want = blocks_for(s->n + n), last = s->n / TW_KV_BLOCK;
+    int64_t want = s->m->kv.bytes ? blocks_for(s->n + n) : 0, last = s->n / TW_KV_BLOCK;
     struct tw_kv *b;
 
     if (want > s->cap) {
@@ -116,30 +181,50 @@ int tw_state_grow(struct tw_state *s, int64_t n, struct tw_err *err)
         s->block = tw_xreallocarray(s->block, (size_t)s->cap, sizeof *s->block);
         s->mem = tw_xreallocarray(s->mem, (size_t)s->cap, sizeof *s->mem);
     }
-    if (last < s->nblock && s->block[last]->refs > 1) {
-        b = take_block(s->m, err);
-        if (!b)
+    if (last < s->nblock) {
+        b = s->block[last];
+        if (own_block(s, &s->m->kv, &b, err))
             return -1;
-        s->m->ops->copy(s->m->dev, b->mem, s->block[last]->mem, s->m->kv_block);
-        drop_block(s->m, s->block[last]);
         set_block(s, last, b);
     }
+    if (s->m->rec.bytes && own_block(s, &s->m->rec, &s->rec, err)) {
+        tw_state_trim(s);
+        return -1;
+    }
     while (s->nblock < want) {
-        b = take_block(s->m, err);
+        b = take_block(s->m, &s->m->kv, err);
         if (!b) {
             tw_state_trim(s);
             return -1;
         }
         set_block(s, s->nblock++, b);
     }
+    if (s->m->rec.bytes)
+        plan_marks(s, n);
     return 0;
+}
+
+void tw_state_delta(const struct tw_state *s, struct tw_delta_seq *q, struct tw_arena *a)
+{
+    struct tw_delta_mark *to;
+    int first = 0;
+
+    if (!s->rec)
+        return;
+    while (first < s->nmark && s->mark[first].at <= s->n)
+        first++;
+    q->state = s->rec->mem;
+    q->nmark = s->nmark - first;
+    q->mark = to = tw_arena_alloc(a, (size_t)q->nmark * sizeof *to);
+    for (int64_t i = 0; i < q->nmark; i++)
+        to[i] = (struct tw_delta_mark){ s->mark[first + i].at, s->mark[first + i].rec->mem };
 }
 
 struct tw_state *tw_state_new(struct tw_model *m, struct tw_err *err)
 {
     struct tw_state *s;
 
-    if (!m->kv_block) {
+    if (!m->kv.bytes && !m->rec.bytes) {
         tw_fail(err, m->dir, 0, "family %s keeps no decode state", m->info.family);
         return NULL;
     }
@@ -165,7 +250,44 @@ struct tw_state *tw_state_fork(struct tw_state *s, struct tw_err *err)
         set_block(f, i, s->block[i]);
         s->block[i]->refs++;
     }
+    f->rec = s->rec;
+    if (f->rec)
+        f->rec->refs++;
+    f->step = s->step;
+    f->nmark = s->nmark;
+    for (int i = 0; i < s->nmark; i++) {
+        f->mark[i] = s->mark[i];
+        f->mark[i].rec->refs++;
+    }
     return f;
+}
+
+/* The mark at N exactly; NULL: there is none. */
+static const struct tw_mark *mark_at(const struct tw_state *s, int64_t n)
+{
+    for (int i = 0; i < s->nmark; i++)
+        if (s->mark[i].at == n)
+            return &s->mark[i];
+    return NULL;
+}
+
+int64_t tw_state_cut(const struct tw_state *s, int64_t n)
+{
+    int64_t best = 0;
+
+    if (!s->m->rec.bytes || n >= s->n)
+        return n < s->n ? n : s->n;
+    for (int i = 0; i < s->nmark; i++)
+        if (s->mark[i].at <= n)
+            best = s->mark[i].at;
+    return best;
+}
+
+void tw_state_marks(struct tw_state *s, bool keep)
+{
+    s->step = !keep || !s->m->rec.bytes ? 0 : s->step ? s->step : TW_DELTA_MARK;
+    while (!keep && s->nmark)
+        drop_mark(s, s->nmark - 1);
 }
 
 int tw_state_truncate(struct tw_state *s, int64_t n, struct tw_err *err)
@@ -173,6 +295,15 @@ int tw_state_truncate(struct tw_state *s, int64_t n, struct tw_err *err)
     if (n < 0 || n > s->n)
         return tw_fail(err, NULL, 0, "a state of %lld tokens cannot be cut to %lld",
                 (long long)s->n, (long long)n);
+    if (tw_state_cut(s, n) != n)
+        return tw_fail(err, NULL, 0, "a state of %lld tokens with recurrent layers cannot be cut to "
+                "%lld: the nearest copy is of %lld", (long long)s->n, (long long)n,
+                (long long)tw_state_cut(s, n));
+    if (s->rec && n && n < s->n) {
+        drop_block(&s->m->rec, s->rec);
+        s->rec = mark_at(s, n)->rec;
+        s->rec->refs++;
+    }
     s->n = n;
     tw_state_trim(s);
     return 0;
@@ -181,6 +312,13 @@ int tw_state_truncate(struct tw_state *s, int64_t n, struct tw_err *err)
 int64_t tw_state_len(const struct tw_state *s)
 {
     return s->n;
+}
+
+int64_t tw_state_cost(const struct tw_state *s)
+{
+    size_t per = s->m->kv.bytes / TW_KV_BLOCK, rec = (size_t)(s->nmark + (s->rec != NULL));
+
+    return s->n + (int64_t)(rec * s->m->rec.bytes / (per ? per : 1024));
 }
 
 void tw_state_free(struct tw_state *s)
@@ -197,5 +335,5 @@ void tw_state_free(struct tw_state *s)
 
 size_t tw_state_bytes(const struct tw_model *m, int64_t n)
 {
-    return (size_t)blocks_for(n) * m->kv_block;
+    return (size_t)blocks_for(n) * m->kv.bytes + (n > 0 ? m->rec.bytes : 0);
 }

@@ -1,5 +1,6 @@
 /* state.h - decode states, for the files of the model. Keys and values of all layers live in blocks
- * of TW_KV_BLOCK tokens, shared copy-on-write between forks. */
+ * of TW_KV_BLOCK tokens, shared copy-on-write between forks. Recurrent layers have one block, which
+ * each pass overwrites: copies of it made on the way (marks) are what a state can be cut back to. */
 #ifndef TW_STATE_H
 #define TW_STATE_H
 #include "nn/model_priv.h"
@@ -10,6 +11,12 @@ struct tw_kv {
     int64_t refs;
 };
 
+#define TW_STATE_MARKS 4
+struct tw_mark {
+    int64_t at;
+    struct tw_kv *rec;
+};
+
 struct tw_state {
     struct tw_model *m;
     struct tw_adapter *a;       /* of the tokens in it; meaningless while n is 0 */
@@ -18,16 +25,22 @@ struct tw_state {
     void **mem;                 /* [nblock] block[i]->mem, as ops want it */
     int32_t *experts;           /* (host) [n, routers, topk], where they are recorded; else NULL */
     int64_t room;               /* tokens that experts has room for */
+    struct tw_kv *rec;          /* recurrent layers after n tokens; NULL: there are none, or n is 0 */
+    struct tw_mark mark[TW_STATE_MARKS];    /* ascending; behind n: the pass to come makes them */
+    int nmark;
+    int64_t step;               /* marks are at multiples of it; 0: none are made */
     bool busy;                  /* in the batch being packed */
 };
 
-/* Blocks for N more tokens, the last one not shared. On failure the state is as before. */
+/* Blocks for N more tokens, what is written not shared. On failure the state is as before. */
 int tw_state_grow(struct tw_state *s, int64_t n, struct tw_err *err);
 /* routing.c: what S has recorded of routers, for its new fork F. */
 void tw_routing_fork(struct tw_state *f, const struct tw_state *s);
 /* Gives back blocks that hold none of its tokens (after a failed pass). */
 void tw_state_trim(struct tw_state *s);
-/* Where each layer's part of a block begins; sets the block's size. */
+/* The recurrent layers' part of a pass over the tokens that it grew for; from A. */
+void tw_state_delta(const struct tw_state *s, struct tw_delta_seq *q, struct tw_arena *a);
+/* Where each layer's part of a block begins; sets the blocks' sizes. */
 void tw_state_layout(struct tw_model *m);
 void tw_state_pool_free(struct tw_model *m);
 

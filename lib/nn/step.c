@@ -35,7 +35,7 @@ bool tw_step_fits(const struct tw_model *m)
     struct tw_step_attn a = { .nh = c->nh, .nkv = c->nkv, .hd = c->hd, .rot = tw_rope_width(c),
         .interleaved = c->rope_interleaved };
 
-    if (!ops || m->act != TW_BF16 || m->opts.dtype != TW_BF16 || !m->kv_block || m->ext)
+    if (!ops || m->act != TW_BF16 || m->opts.dtype != TW_BF16 || !m->kv.bytes || m->ext)
         return false;
     if (c->norm_off != 0 || c->post_norms || c->embed_scale != 0)   /* the fused ops know none */
         return false;

@@ -119,6 +119,23 @@ struct tw_pass;
 void tw_routing_start(struct tw_pass *p, struct tw_tape *t);
 void tw_routing_end(struct tw_pass *p, struct tw_tape *t);
 
+/* tape_delta.c. Pieces of x's columns that together are all of it, each put behind those before it
+ * into y[to]. */
+#define TW_SPLITS 4
+struct tw_split {
+    struct tw_cols c;
+    int to;
+};
+void tw_t_split(struct tw_tape *t, struct tw_var *x, const struct tw_split *s, int n,
+        struct tw_var **y, int ny);
+struct tw_var *tw_t_gated(struct tw_tape *t, struct tw_var *gate, struct tw_var *x);
+/* The ops of nn/delta_ops.h; tw_t_delta() makes the gates of a and b. */
+struct tw_var *tw_t_conv(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x);
+struct tw_var *tw_t_delta(struct tw_tape *t, const struct tw_layer *l, struct tw_var *qkv,
+        struct tw_var *a, struct tw_var *b);
+struct tw_var *tw_t_gnorm(struct tw_tape *t, struct tw_var *x, struct tw_var *z,
+        struct tw_weight *w);
+
 /* tape_moe.c: router, experts and shared expert of the input of a layer's ffn, normalised as N; X and
  * what they give go into OUT. */
 void tw_t_moe(struct tw_tape *t, const struct tw_layer *l, struct tw_var *n, struct tw_var *x,
