@@ -84,7 +84,7 @@ static void gated_back(struct tw_tape *t, struct tw_op *op)
     assert(!op->x->wrote && !add);
     op->x->g = op->x->v;
     op->x->wrote = true;
-    t->ops->glu_bwd(t->dev, &op->x->g, dx, &op->y->g, &op->x->v, &op->x2->v, TW_SIGMOID);
+    t->ops->glu_bwd(t->dev, &op->x->g, dx, NULL, &op->y->g, &op->x->v, &op->x2->v, TW_SIGMOID);
 }
 
 struct tw_var *tw_t_gated(struct tw_tape *t, struct tw_var *gate, struct tw_var *x)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes llama-bias and qwen2-window in this folder: usage: make.py [OUT]
+"""Makes CASES in this folder: usage: make.py [OUT [CASE..]]
 Needs torch, transformers, peft. The form is that of README.md; the other folders were made likewise."""
 import json, os, sys, torch, transformers
 from peft import LoraConfig, get_peft_model
@@ -9,12 +9,24 @@ OUT = sys.argv[1] if len(sys.argv) > 1 else os.path.dirname(os.path.abspath(__fi
 B, N, V = 2, 80, 96
 BASE = dict(vocab_size=V, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
             num_key_value_heads=2, max_position_embeddings=512, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+LINEAR = dict(BASE, num_hidden_layers=3, head_dim=16, layer_types=['linear_attention'] * 2 + ['full_attention'],
+              linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=12,
+              linear_conv_kernel_dim=4, attn_output_gate=True, partial_rotary_factor=0.5,
+              rope_parameters=dict(rope_type='default', rope_theta=10000.0, partial_rotary_factor=0.5))
+MOE = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, shared_expert_intermediate_size=16)
 CASES = {
     'llama-bias': (transformers.LlamaConfig, dict(BASE, attention_bias=True, mlp_bias=True, hidden_act='silu',
         rope_parameters=dict(rope_type='linear', factor=4.0, rope_theta=10000.0))),
     'qwen2-window': (transformers.Qwen2Config, dict(BASE, use_sliding_window=True, sliding_window=16,
         max_window_layers=1, tie_word_embeddings=True)),
+    'qwen3_5': (transformers.Qwen3_5TextConfig, dict(LINEAR, tie_word_embeddings=True)),
+    'qwen3_5_moe': (transformers.Qwen3_5MoeTextConfig, dict(LINEAR, **MOE)),
+    'qwen3_next': (transformers.Qwen3NextConfig, dict(LINEAR, **MOE, norm_topk_prob=True)),
 }
+LORA = dict(r=4, lora_alpha=6, use_rslora=True, target_modules=['q_proj', 'o_proj', 'up_proj'],
+            rank_pattern={'up_proj': 2}, alpha_pattern={'layers.1.self_attn.o_proj': 9})
+LORA_LINEAR = dict(r=4, lora_alpha=6, target_modules=['q_proj', 'k_proj', 'v_proj', 'o_proj', 'in_proj_qkv', 'in_proj_z',
+                   'in_proj_b', 'in_proj_a', 'in_proj_qkvz', 'in_proj_ba', 'out_proj', 'shared_expert_gate'])
 
 
 def old_spelling(path):
@@ -56,8 +68,11 @@ def make(name, cls, kw):
     torch.manual_seed(7)
     out = os.path.join(OUT, name)
     m = transformers.AutoModelForCausalLM.from_config(cls(**kw), attn_implementation='eager').float().eval()
+    linear = 'linear_num_key_heads' in kw
     for n, p in m.named_parameters():       # large enough that every part matters
-        p.data = 1 + 0.2 * torch.randn_like(p) if 'norm' in n else 0.25 * torch.randn_like(p)
+        scale = 0.2 if 'norm' in n else 0.5 if any(x in n for x in ('A_log', 'dt_bias', 'conv1d')) else 0.25
+        centred = linear and not n.endswith('linear_attn.norm.weight')
+        p.data = scale * torch.randn_like(p) + (1 if 'norm' in n and not centred else 0)
     m.save_pretrained(out)
     g = torch.Generator().manual_seed(3)
     ids = torch.randint(3, V, (B, N), generator=g)
@@ -86,8 +101,7 @@ def make(name, cls, kw):
     e['adamw'] = adamw(m, ids, labels, 2e-3, [0.9, 0.95], 0.01, 1.0, True)
 
     m = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, attn_implementation='eager')
-    pm = get_peft_model(m, LoraConfig(r=4, lora_alpha=6, use_rslora=True, target_modules=['q_proj', 'o_proj', 'up_proj'],
-                                      rank_pattern={'up_proj': 2}, alpha_pattern={'layers.1.self_attn.o_proj': 9}))
+    pm = get_peft_model(m, LoraConfig(**(LORA_LINEAR if linear else LORA)))
     for n, p in pm.named_parameters():
         if 'lora_' in n:
             p.data = 0.2 * torch.randn(p.shape, generator=g)
@@ -112,4 +126,5 @@ def make(name, cls, kw):
 
 
 for name, (cls, kw) in CASES.items():
-    make(name, cls, kw)
+    if len(sys.argv) < 3 or name in sys.argv[2:]:
+        make(name, cls, kw)
