@@ -138,7 +138,7 @@ def save(model, seq, name, what="save_weights", **kw):
 
 def sampler(model, seq, n, **kw):
     r = wait(post("save_weights_for_sampler", {"model_id": model, "sampling_session_seq_id": n, "kind": "snapshot",
-                  "seq_id": seq, "type": "save_weights_for_sampler"}, **kw)["request_id"])
+                  "seq_id": seq, "type": "save_weights_for_sampler"}, **kw)["request_id"], **kw)
     return r["sampling_session_id"]
 
 
