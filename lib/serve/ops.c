@@ -1,5 +1,5 @@
 /* ops.c - health, capabilities, metrics */
-#include "srv_priv.h"
+#include "records.h"
 #include <unistd.h>
 
 static void healthz(struct tw_srv *s, struct tw_req *r)
@@ -52,10 +52,71 @@ static void metric(struct tw_buf *b, const char *name, const char *type, const c
     tw_buf_printf(b, "# HELP %s %s\n# TYPE %s %s\n%s %.17g\n", name, help, name, type, name, v);
 }
 
+static void engine_metrics(struct tw_srv *s, struct tw_buf *b)
+{
+    struct tw_worker_stat w;
+
+    tw_worker_stat(s->worker, &w);
+    metric(b, "tw_engine_queued", "gauge", "Requests that wait for the engine.", (double)w.queued);
+    metric(b, "tw_engine_running_samples", "gauge", "Samples that are being decoded.", (double)w.running);
+    metric(b, "tw_adapters", "gauge", "Models with an adapter.", (double)w.models);
+    metric(b, "tw_adapters_resident", "gauge", "Adapters and frozen weights in memory.", (double)w.resident);
+    metric(b, "tw_adapters_swapped", "gauge", "Models that are swapped out.", (double)w.swapped);
+    metric(b, "tw_snapshots", "gauge", "Frozen weights to sample from.", (double)w.snapshots);
+    metric(b, "tw_tokens_trained_total", "counter", "Tokens of forward_backward.", (double)w.tokens_trained);
+    metric(b, "tw_tokens_prompt_total", "counter", "Tokens of prompts.", (double)w.tokens_prompt);
+    metric(b, "tw_tokens_sampled_total", "counter", "Tokens sampled.", (double)w.tokens_sampled);
+    metric(b, "tw_optimizer_steps_total", "counter", "Optimiser steps.", (double)w.steps);
+    metric(b, "tw_passes_total", "counter", "Passes over the model for training.", (double)w.passes);
+    metric(b, "tw_merged_total", "counter", "Requests that shared a pass.", (double)w.merged);
+    metric(b, "tw_train_seconds_total", "counter", "Seconds spent on training.", w.busy_train);
+    metric(b, "tw_sample_seconds_total", "counter", "Seconds spent on sampling.", w.busy_sample);
+    metric(b, "tw_device_bytes", "gauge", "Memory of the device.", (double)w.memory);
+}
+
+static void tenant_metrics(struct tw_srv *s, struct tw_buf *b)
+{
+    static const struct {
+        const char *name, *type, *help;
+        size_t at;
+    } row[] = {
+        { "tw_tenant_requests_total", "counter", "Requests of a tenant.",
+            offsetof(struct tw_tenant, requests_total) },
+        { "tw_tenant_tokens_total", "counter", "Tokens that a tenant used.",
+            offsetof(struct tw_tenant, tokens_total) },
+        { "tw_tenant_unfinished", "gauge", "Its requests in the engine.",
+            offsetof(struct tw_tenant, unfinished) },
+        { "tw_tenant_adapters", "gauge", "Its adapters.", offsetof(struct tw_tenant, nadapters) },
+        { "tw_tenant_disk_bytes", "gauge", "Its checkpoints.", offsetof(struct tw_tenant, disk_used) },
+    };
+    struct tw_tenant *t;
+
+    for (size_t k = 0; k < sizeof row / sizeof *row; k++) {
+        tw_buf_printf(b, "# HELP %s %s\n# TYPE %s %s\n", row[k].name, row[k].help, row[k].name, row[k].type);
+        for (size_t i = 0; (t = tw_map_next(tw_keys_tenants(s->keys), &i));)
+            tw_buf_printf(b, "%s{tenant=\"%s\"} %lld\n", row[k].name, t->name,
+                    (long long)*(const int64_t *)((const char *)t + row[k].at));
+    }
+}
+
+static void submit_metrics(struct tw_srv *s, struct tw_buf *b)
+{
+    int64_t n = 0;
+
+    tw_buf_puts(b, "# HELP tw_submit_seconds How long requests took that are not polls.\n"
+            "# TYPE tw_submit_seconds histogram\n");
+    for (int i = 0; i < TW_SUBMIT_BUCKETS; i++) {
+        n += s->submit[i];
+        if (i + 1 < TW_SUBMIT_BUCKETS)
+            tw_buf_printf(b, "tw_submit_seconds_bucket{le=\"%g\"} %lld\n", tw_submit_bucket[i], (long long)n);
+    }
+    tw_buf_printf(b, "tw_submit_seconds_bucket{le=\"+Inf\"} %lld\ntw_submit_seconds_sum %.17g\n"
+            "tw_submit_seconds_count %lld\n", (long long)n, s->submit_sum, (long long)n);
+}
+
 static void metrics(struct tw_srv *s, struct tw_req *r)
 {
     struct tw_buf b = { 0 };
-    struct tw_tenant *t;
     int64_t live = 0;
 
     for (int64_t i = 0; i < s->nsess; i++)
@@ -74,11 +135,14 @@ static void metrics(struct tw_srv *s, struct tw_req *r)
             "# TYPE tw_http_requests_total counter\n");
     for (int i = 0; i < 6; i++)
         tw_buf_printf(&b, "tw_http_requests_total{class=\"%d\"} %lld\n", i, (long long)s->by_status[i]);
-    tw_buf_puts(&b, "# HELP tw_tenant_requests_total Requests of a tenant.\n"
-            "# TYPE tw_tenant_requests_total counter\n");
-    for (size_t i = 0; (t = tw_map_next(tw_keys_tenants(s->keys), &i));)
-        tw_buf_printf(&b, "tw_tenant_requests_total{tenant=\"%s\"} %lld\n", t->name,
-                (long long)t->requests_total);
+    metric(&b, "tw_requests_done_total", "counter", "Accepted requests that went well.", (double)s->ndone[0]);
+    metric(&b, "tw_requests_failed_total", "counter", "Accepted requests that failed.", (double)s->ndone[1]);
+    metric(&b, "tw_polls", "gauge", "Polls that wait for a result.", (double)s->npolls);
+    metric(&b, "tw_runs_held", "gauge", "Models that a quota holds.", (double)s->nheld);
+    metric(&b, "tw_sequence_skipped_total", "counter", "Numbers that never came.", (double)s->nskipped);
+    submit_metrics(s, &b);
+    engine_metrics(s, &b);
+    tenant_metrics(s, &b);
     tw_reply(r, 200, "text/plain; version=0.0.4; charset=utf-8", b.p, b.n);
     tw_buf_free(&b);
 }

@@ -110,12 +110,40 @@ static void sweep(struct tw_srv *s, const char *kind)
     free(parent);
 }
 
+/* Of a model's folder only the snapshot that is registered is of use, of one that is gone nothing. */
+static void sweep_runs(struct tw_srv *s)
+{
+    struct tw_err err = { 0 };
+
+    for (int64_t i = 0; i < s->run.n; i++) {
+        struct tw_trun *run = s->run.v[i];
+        char *dir = tw_state_dir(s, "runs", run->n, false);
+        bool lives = !strcmp(run->state, "live") || !strcmp(run->state, "new");
+        DIR *d = lives ? opendir(dir) : NULL;
+        struct dirent *e;
+
+        if (!lives)
+            tw_rmtree(dir, &err);
+        while (d && (e = readdir(d))) {
+            char *path = tw_path_join(dir, e->d_name);
+
+            if (e->d_name[0] != '.' && (!run->snap || strcmp(path, run->snap)))
+                tw_rmtree(path, &err);
+            free(path);
+        }
+        if (d)
+            closedir(d);
+        free(dir);
+    }
+}
+
 int tw_replay(struct tw_srv *s, struct tw_err *err)
 {
     struct replay x = { s, 0 };
 
     sweep(s, "checkpoints");
     sweep(s, "samplers");
+    sweep_runs(s);
     restore_models(s);
     if (tw_store_read(s->store,
                 "SELECT target, max(seq) FROM request WHERE state > 0 AND seq > 0 AND kind < 10"

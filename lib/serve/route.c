@@ -92,6 +92,18 @@ void tw_route_handle(struct tw_req *r)
     r->route->handle(s, r);
 }
 
+const double tw_submit_bucket[TW_SUBMIT_BUCKETS] = { 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 0 };
+
+static void count_submit(struct tw_srv *s, double seconds)
+{
+    int i = 0;
+
+    while (i + 1 < TW_SUBMIT_BUCKETS && seconds > tw_submit_bucket[i])
+        i++;
+    s->submit[i]++;
+    s->submit_sum += seconds;
+}
+
 static void log_access(
         struct tw_srv *s, struct tw_req *r, int status, size_t in, size_t out, double seconds)
 {
@@ -137,6 +149,8 @@ void tw_route_done(struct tw_req *r, int status, size_t in, size_t out, double s
     s->nrequests++;
     s->by_status[status >= 100 && status < 600 ? status / 100 : 0]++;
     s->seconds_sum += seconds;
+    if (r->method && !strcmp(r->method, "POST") && (r->nseg < 3 || memcmp(r->seg[2].p, "retrieve_", 9)))
+        count_submit(s, seconds);
     if (r->counted) {
         r->tenant->requests_open--;
         r->tenant->requests_total++;

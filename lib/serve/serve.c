@@ -206,6 +206,8 @@ static void close_all(struct tw_srv *s)
     while (s->box.last && tw_mail_run(&s->box))
         ;
     tw_store_close(s->store);
+    while (s->box.last && tw_mail_run(&s->box))
+        ;
     tw_future_free_all(s);
     tw_trun_free_all(s);
     tw_saved_free_all(s);
@@ -218,6 +220,7 @@ static void close_all(struct tw_srv *s)
     for (int i = 0; i < s->nname; i++)
         free((void *)(uintptr_t)s->name[i]);
     free(s->name);
+    free(s->swap);
     if (s->tmp)
         tw_rmtree(s->tmp, &err);
     free(s->tmp);

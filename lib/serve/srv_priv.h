@@ -28,6 +28,9 @@ struct tw_log_file {
     const char *path;
 };
 
+#define TW_SUBMIT_BUCKETS 10
+extern const double tw_submit_bucket[TW_SUBMIT_BUCKETS];    /* upper ends; the last has none */
+
 struct tw_list_of {
     void **v;
     int64_t n;
@@ -65,7 +68,8 @@ struct tw_srv {
     struct tw_log_file access;
     double next_tick, started, sess_saved, pruned;
     int64_t by_status[6], nrequests;
-    double seconds_sum;
+    double seconds_sum, submit_sum;
+    int64_t submit[TW_SUBMIT_BUCKETS];  /* requests that are no polls, by how long they took */
     bool stopping;
 };
 

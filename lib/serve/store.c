@@ -54,7 +54,7 @@ struct tw_store {
     pthread_cond_t more;
     struct tw_mail *first, **last;
     int64_t queued;
-    bool running, stop, muted;
+    bool running, stop;
 };
 
 struct tw_op *tw_op_new(void (*done)(void *arg, struct tw_op *o), void *arg)
@@ -231,7 +231,7 @@ static void commit_group(struct tw_store *s, struct tw_mail *list)
         if (err.code && !((struct tw_op *)m)->err.code)
             ((struct tw_op *)m)->err = err;
         m->run = finish;
-        if (s->muted || !((struct tw_op *)m)->done)
+        if (!((struct tw_op *)m)->done)
             tw_op_free((struct tw_op *)m);
         else
             tw_mail_send(s->box, m);
@@ -383,12 +383,15 @@ static int open_conn(struct conn *c, const char *path, const char *pragmas, stru
 static int lock_dir(struct tw_store *s, struct tw_err *err)
 {
     char *path = tw_path_join(s->dir, "lock");
+    int tries;
 
     s->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     free(path);
     if (s->lock_fd < 0)
         return tw_fail(err, s->dir, 0, "cannot be written: %s", strerror(errno));
-    if (flock(s->lock_fd, LOCK_EX | LOCK_NB))
+    for (tries = 0; flock(s->lock_fd, LOCK_EX | LOCK_NB) && tries < 20; tries++)
+        usleep(50000);                          /* one that was killed a moment ago */
+    if (tries == 20)
         return tw_fail(err, s->dir, 0, "another server uses this state");
     return 0;
 }
@@ -433,7 +436,7 @@ void tw_store_close(struct tw_store *s)
     if (!s)
         return;
     pthread_mutex_lock(&s->lock);
-    s->stop = s->muted = true;
+    s->stop = true;
     pthread_cond_signal(&s->more);
     pthread_mutex_unlock(&s->lock);
     if (s->running)

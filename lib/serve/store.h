@@ -54,7 +54,7 @@ char *tw_col_dup(const struct tw_row *r, int i);                /* NULL for NULL
 struct tw_blob *tw_col_blob(const struct tw_row *r, int i);     /* NULL for NULL */
 
 const char *tw_store_dir(const struct tw_store *s);
-/* Commits what is queued, delivers nothing more, and lets go of DIR. */
+/* Commits what is queued and lets go of DIR; what was done is in the mailbox then. */
 void tw_store_close(struct tw_store *s);
 
 #endif
