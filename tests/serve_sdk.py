@@ -14,6 +14,17 @@ NEW = V >= (0, 26)
 BASE = sys.argv[1]
 
 
+if os.environ.get("TW_TEST_PYQWEST"):            # the client's default, which this server's config turns off
+    from tinker import _client
+    plain = _client.AsyncTinker.__init__
+
+    def init(self, *a, _client_config=None, **kw):
+        config = _client_config or types.ClientConfigResponse()
+        plain(self, *a, _client_config=config.model_copy(update={"use_pyqwest_transport": True}), **kw)
+        print("transport:", type(self._client._transport).__name__)
+    _client.AsyncTinker.__init__ = init
+
+
 def wait(x):
     return x.result() if hasattr(x, "result") else x
 

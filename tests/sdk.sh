@@ -1,0 +1,27 @@
+# sdk.sh - official clients for scripts that test the server with them; source it after lib.sh.
+#
+# sdk_python NAME PACKAGE..: prints the python of an environment NAME that has these packages from PyPI. It is
+# made once, in $TW_TEST_SDK (default: sdk in the build folder); without a network the case is skipped and says so.
+# The environment "cookbook" also takes what TW_TEST_SDK_SITE (a site-packages folder) has, such as torch.
+sdk_python()
+{
+    dir_=${TW_TEST_SDK:-$TW_BUILD/sdk}/$1
+    if [ ! -e "$dir_/ready" ]; then
+        mkdir -p "${dir_%/*}"
+        rm -rf "$dir_"
+        python3 -m venv "$dir_" >&2 || { echo none; return; }
+        [ "$1" != cookbook ] || [ -z "${TW_TEST_SDK_SITE:-}" ] ||
+            echo "$TW_TEST_SDK_SITE" >"$(echo "$dir_"/lib/python3*/site-packages)/also.pth"
+        shift
+        "$dir_/bin/pip" install -q "$@" >&2 || { echo none; return; }
+        : >"$dir_/ready"
+    fi
+    echo "$dir_/bin/python"
+}
+# Needs Python 3.11, the oldest that all of them run on.
+sdk_or_skip()
+{
+    python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || test_skip 'no python3.11'
+    PY=$(sdk_python "$@" 2>sdk.err)
+    [ "$PY" != none ] || test_skip "cannot install $2 (no network?): $(tail -n 1 sdk.err)"
+}
