@@ -31,15 +31,17 @@ peer() { python3 "$here/peer.py" "$@" 2>/dev/null || echo "$*: failed (out of me
 
 lora="--lora r=16,alpha=32"
 ours q06 $lora --batch 8 --micro-tokens 16384
+ours q06 $lora --batch 8 --micro-tokens 16384 --recompute selective
 ours q06 $lora --batch 8 --micro-tokens 8192
 for p in hf liger; do peer q06 $p lora 8; done
 ours q06 --batch 8 --micro-tokens 8192
 for p in hf liger; do peer q06 $p full 8; done
 ours q4 $lora --batch 4 --micro-tokens 8192
-ours q4 $lora --batch 4 --micro-tokens 4096
+ours q4 $lora --batch 4 --micro-tokens 8192 --recompute selective
 for p in hf liger; do peer q4 $p lora 4; done
 ours q4 $lora --batch 4 --micro-tokens 8192 --recompute layer
+ours q4 $lora --batch 4 --micro-tokens 4096 --recompute layer
 for p in hf liger; do peer q4 $p lora 4 recompute; done
-ours q4 --batch 4 --micro-tokens 2048 --recompute layer
+ours q4 --batch 4 --micro-tokens 2048 --recompute none
 for p in hf liger; do peer q4 $p full 4 recompute; done
 ours q06 $lora --batch 8 --micro-tokens 16384       # again: what the machine did meanwhile
