@@ -34,6 +34,34 @@ static const struct {
  * PCRE2's are other sets of characters. */
 static const char same[] = "pPdDrntfeaAzZxk0123456789-[]{}()*+?.,\\/^$|#&~`'\"!%:;<=>@_ ";
 
+#define WORD "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}"
+#define LATIN_NUMBERS "\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}"       /* words to Oniguruma, but not in a class */
+
+/* \p{Han}: to PCRE2 also what several scripts share, unless it is told that the script alone is meant.
+ * False: NAME is no script. */
+static bool script(struct tw_buf *out, bool negated, struct tw_str name)
+{
+    struct tw_buf b = {0};
+    int code;
+    PCRE2_SIZE at;
+    pcre2_code *re;
+
+    if (name.n && *name.p == '^') {
+        negated = !negated;
+        name.p++;
+        name.n--;
+    }
+    if (name.n < 3 || name.n > 32)              /* a category */
+        return false;
+    tw_buf_printf(&b, "\\%c{sc:%.*s}", negated ? 'P' : 'p', (int)name.n, name.p);
+    re = pcre2_compile((PCRE2_SPTR)b.p, b.n, PCRE2_UTF | PCRE2_UCP, &code, &at, NULL);
+    if (re)
+        tw_buf_add(out, b.p, b.n);
+    pcre2_code_free(re);
+    tw_buf_free(&b);
+    return re != NULL;
+}
+
 /* Writes the escape at P for PCRE2 and returns its length; 0: not supported. */
 static size_t escape(struct tw_buf *out, struct tw_str p, bool in_class)
 {
@@ -45,13 +73,14 @@ static size_t escape(struct tw_buf *out, struct tw_str p, bool in_class)
         return 2;
     }
     if (c == 'w') {
-        tw_buf_puts(out, in_class ? "\\p{L}\\p{M}\\p{Nd}\\p{Pc}"
-                                  : "[\\p{L}\\p{M}\\p{Nd}\\p{Pc}]");
+        tw_buf_puts(out, in_class ? WORD : "[" WORD LATIN_NUMBERS "]");
         return 2;
     }
     if (!c || !strchr(same, c))
         return 0;
     if (strchr("pPx", c) && p.n > 2 && p.p[2] == '{' && (end = memchr(p.p, '}', p.n))) {
+        if (c != 'x' && script(out, c == 'P', (struct tw_str){ p.p + 3, (size_t)(end - p.p) - 3 }))
+            return (size_t)(end - p.p) + 1;
         tw_buf_add(out, p.p, (size_t)(end - p.p) + 1);
         return (size_t)(end - p.p) + 1;
     }

@@ -60,7 +60,7 @@ static int form_options(enum tok_norm_kind kind)
 static bool is_stable(const struct tok_uni *u, enum tok_norm_kind kind, uint32_t c)
 {
     utf8proc_int32_t d[32], canon[32];
-    utf8proc_ssize_t n;
+    int n;
 
     if (c < 0x80)
         return true;
@@ -68,13 +68,11 @@ static bool is_stable(const struct tok_uni *u, enum tok_norm_kind kind, uint32_t
         return false;
     if (kind == TOK_FORM_C)
         return true;
-    n = utf8proc_decompose_char((utf8proc_int32_t)c, d, 32, form_options(kind), NULL);
+    n = tok_uni_decompose(c, d, form_options(kind));
     if (kind != TOK_FORM_KC)
         return n == 1 && (uint32_t)d[0] == c;
     /* What decomposes canonically composes again. */
-    return n == utf8proc_decompose_char((utf8proc_int32_t)c, canon, 32, form_options(TOK_FORM_C),
-                       NULL)
-            && !memcmp(d, canon, (size_t)n * sizeof(*d));
+    return n == tok_uni_decompose(c, canon, form_options(TOK_FORM_C)) && !memcmp(d, canon, (size_t)n * sizeof(*d));
 }
 
 /* Canonical combining class; every character that has one is marked TOK_NFC. */
@@ -134,7 +132,7 @@ static void form_stretch(const struct tok_enc *e, struct tok_text *out, enum tok
             cap *= 2;
             d = tw_xreallocarray(d, cap, sizeof(*d));
         }
-        n += (size_t)utf8proc_decompose_char(c, d + n, 32, form_options(kind), NULL);
+        n += (size_t)tok_uni_decompose((uint32_t)c, d + n, form_options(kind));
     }
     reorder(u, d, n);
     if (kind == TOK_FORM_C || kind == TOK_FORM_KC)
@@ -210,7 +208,7 @@ static void run_lower(const struct tok_enc *e, const struct tok_view *v, struct 
     for (size_t i = 0; i < v->n; i += k) {
         uint32_t c = tok_char((const unsigned char *)v->p + i, &k);
         char s[8];
-        int n = tw_utf8_put(s, c == 0x130 ? 'i' : (uint32_t)utf8proc_tolower((int32_t)c));
+        int n = tw_utf8_put(s, c == 0x130 ? 'i' : tok_uni_lower(c));
 
         if (c == 0x130)                 /* the one letter whose lower case is two characters */
             n += tw_utf8_put(s + n, 0x307);
@@ -269,7 +267,7 @@ static size_t run_accents(const struct tok_enc *e, const struct tok_view *v, str
     size_t first = SIZE_MAX, k;
 
     for (size_t i = 0; i < v->n; i += k) {
-        if (tok_cls(&e->t->uni, tok_char((const unsigned char *)v->p + i, &k)) & TOK_M)
+        if (tok_uni_mark(&e->t->uni, tok_char((const unsigned char *)v->p + i, &k)))
             continue;
         tok_text_copy(out, e->mapped, v, i, i + k);
         first = first == SIZE_MAX ? i : first;

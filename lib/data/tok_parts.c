@@ -159,6 +159,15 @@ static int pre_metaspace(struct tw_tok *t, struct tok_pre *s, const struct tw_js
     return 0;
 }
 
+/* The reference's punctuation is of Unicode 8. */
+static const char punctuation[] =
+    "(?![\\x{61D}\\x{9FD}\\x{A76}\\x{C77}\\x{C84}\\x{1B7D}-\\x{1B7E}\\x{2E43}-\\x{2E4F}"
+    "\\x{2E52}-\\x{2E5D}\\x{10EAD}\\x{10F55}-\\x{10F59}\\x{10F86}-\\x{10F89}"
+    "\\x{1144B}-\\x{1144F}\\x{1145A}-\\x{1145B}\\x{1145D}\\x{11660}-\\x{1166C}\\x{116B9}"
+    "\\x{1183B}\\x{11944}-\\x{11946}\\x{119E2}\\x{11A3F}-\\x{11A46}\\x{11A9A}-\\x{11A9C}"
+    "\\x{11A9E}-\\x{11AA2}\\x{11C41}-\\x{11C45}\\x{11C70}-\\x{11C71}\\x{11EF7}-\\x{11EF8}"
+    "\\x{11FFF}\\x{12FF1}-\\x{12FF2}\\x{16E97}-\\x{16E9A}\\x{16FE2}\\x{1E95E}-\\x{1E95F}])[\\p{P}\\x{166D}\\x{111C9}$+<=>\\^`|~]";
+
 /* Parts that are a Split under another name. */
 static int pre_named(struct tw_tok *t, struct tok_pre *s, struct tw_str type,
         const struct tw_json *v, struct tw_err *err)
@@ -177,7 +186,7 @@ static int pre_named(struct tw_tok *t, struct tok_pre *s, struct tw_str type,
             return -1;
         if (!tw_str_is(behavior, "Isolated"))
             return tw_fail(err, t->name, 0, "pre_tokenizer Punctuation: unsupported behavior");
-        pattern = "[\\p{P}$+<=>\\^`|~]";
+        pattern = punctuation;
     } else if (tw_str_is(type, "WhitespaceSplit")) {
         pattern = "\\s+";
         s->behavior = TOK_REMOVED;
