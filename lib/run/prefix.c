@@ -7,13 +7,13 @@ struct entry {
     const struct tw_adapter *adapter;
     struct tw_state *state;
     int32_t *token;
-    int64_t n;
+    int64_t n, cost;
 };
 
 enum { ENTRIES = 64 };
 
 struct tw_prefix {
-    int64_t max, held;          /* tokens */
+    int64_t max, held;          /* tokens; a state's other memory counts as some, too */
     struct entry e[ENTRIES];
     int n;
 };
@@ -30,7 +30,7 @@ static void entry_drop(struct tw_prefix *p, int i)
 {
     tw_state_free(p->e[i].state);
     free(p->e[i].token);
-    p->held -= p->e[i].n;
+    p->held -= p->e[i].cost;
     memmove(&p->e[i], &p->e[i + 1], (p->n - i - 1) * sizeof(*p->e));
     p->n--;
 }
@@ -53,7 +53,8 @@ struct tw_state *tw_prefix_take(struct tw_prefix *p, const struct tw_adapter *a,
 
     *n = 0;
     for (int i = 0; i < p->n; i++) {
-        int64_t c = p->e[i].adapter == a ? common(&p->e[i], token, max) : 0;
+        int64_t c = p->e[i].adapter == a ?
+                tw_state_cut(p->e[i].state, common(&p->e[i], token, max)) : 0;
 
         if (c > *n) {
             *n = c;
@@ -77,15 +78,18 @@ struct tw_state *tw_prefix_take(struct tw_prefix *p, const struct tw_adapter *a,
 static void entry_add(struct tw_prefix *p, const struct tw_adapter *a, struct tw_state *state,
         int32_t *token, int64_t n)
 {
-    for (int i = 0; i < p->n; i++)      /* what the new one begins with needs no entry of its own */
-        if (p->e[i].adapter == a && p->e[i].n <= n && common(&p->e[i], token, n) == p->e[i].n)
+    int64_t cost = tw_state_cost(state);
+
+    for (int i = 0; i < p->n; i++)      /* what the new one can be cut to needs no entry of its own */
+        if (p->e[i].adapter == a && p->e[i].n <= n && common(&p->e[i], token, n) == p->e[i].n &&
+            tw_state_cut(state, p->e[i].n) == p->e[i].n)
             entry_drop(p, i--);
-    while (p->n && (p->n == ENTRIES || p->held + n > p->max))
+    while (p->n && (p->n == ENTRIES || p->held + cost > p->max))
         entry_drop(p, p->n - 1);
     memmove(&p->e[1], &p->e[0], p->n * sizeof(*p->e));
-    p->e[0] = (struct entry){ a, state, token, n };
+    p->e[0] = (struct entry){ a, state, token, n, cost };
     p->n++;
-    p->held += n;
+    p->held += cost;
 }
 
 void tw_prefix_copy(struct tw_prefix *p, const struct tw_adapter *a, struct tw_state *state,
@@ -94,7 +98,9 @@ void tw_prefix_copy(struct tw_prefix *p, const struct tw_adapter *a, struct tw_s
     struct tw_err err = { 0 };
     struct tw_state *fork;
 
-    if (n > p->max || !(fork = tw_state_fork(state, &err)))
+    fork = n > p->max || tw_state_cost(state) > p->max ? NULL : tw_state_fork(state, &err);
+    tw_state_marks(state, false);       /* they are for the cache, which counts them */
+    if (!fork)
         return;                         /* only a cache: out of memory means not kept */
     entry_add(p, a, fork, memcpy(tw_xreallocarray(NULL, n, sizeof(*token)), token, n * sizeof(*token)),
             n);
@@ -106,7 +112,7 @@ void tw_prefix_put(struct tw_prefix *p, const struct tw_adapter *a, struct tw_st
     int64_t n = tw_state_len(state);
     int32_t *token;
 
-    if (n > p->max || n < nprompt) {
+    if (tw_state_cost(state) > p->max || n < nprompt) {
         tw_state_free(state);
         return;
     }

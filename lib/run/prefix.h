@@ -11,7 +11,8 @@ struct tw_prefix *tw_prefix_open(int64_t max_tokens);   /* 0: keeps nothing */
  * is none (or ERR is filled). The caller owns it. */
 struct tw_state *tw_prefix_take(struct tw_prefix *p, const struct tw_adapter *a, const int32_t *token,
         int64_t max, int64_t *n, struct tw_err *err);
-/* Keeps a fork of STATE, which holds exactly these N tokens. */
+/* Keeps a fork of STATE, which holds exactly these N tokens, and the copies of recurrent layers that
+ * STATE had. Such layers are why a state may be found that holds less than is known to be common. */
 void tw_prefix_copy(struct tw_prefix *p, const struct tw_adapter *a, struct tw_state *state,
         const int32_t *token, int64_t n);
 /* Keeps STATE itself (it is the cache's from now on): the prompt, then as many of MORE as it holds. */

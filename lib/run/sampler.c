@@ -55,6 +55,7 @@ struct tw_sampler *tw_sampler_open(struct tw_model *m, const struct tw_tok *tok,
     s->want = tw_xcalloc(2 * s->max_batch, sizeof(*s->want));
     s->choice = tw_xcalloc(s->max_batch, sizeof(*s->choice));
     s->prefix = tw_prefix_open(o->cache_tokens);
+    s->cache = o->cache_tokens > 0;
     if (where_to_draw(s, err)) {
         tw_sampler_close(s);
         return NULL;
@@ -134,6 +135,7 @@ int tw_sampler_admit(struct tw_sampler *s, struct tw_err *err)
             return -1;
         if (err->code)
             return -1;
+        tw_state_marks(j->state, s->cache);
         s->njob++;
         room -= g->n;
     }

@@ -27,6 +27,8 @@ static int fork_samples(struct tw_sampler *s, struct tw_err *err)
         struct job *j = &s->job[i];
         struct tw_gen *g = j->g;
 
+        if (prompt_done(s, j) && j->state)
+            tw_state_marks(j->state, false);    /* samples are not cut back */
         while (prompt_done(s, j) && j->forked < g->n && s->nrun < s->max_batch) {
             struct run *r = &s->run[s->nrun];
             bool last = j->forked + 1 == g->n;
