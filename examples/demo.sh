@@ -3,7 +3,7 @@
 # rewards. Every command is printed before it runs and can be pasted. Needs no network; its files stay in
 # build/demo.
 # Measured on two cores (Zen 4, 2026-11-28): 45 s; two-digit sums in new words, greedy, none of them
-# trained on: 10.5 % right, after 32 examples 40.5 %, after 32 steps of reinforcement 85 %.
+# trained on: 24 % right, after 16 examples 31 %, after 32 steps of reinforcement 97.5 %.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bold= plain=
@@ -55,22 +55,23 @@ say "The adapter is an ordinary PEFT folder, which other tools read:"
 run 'ls build/demo/name/latest/'
 
 heading "3. Learning from rewards"
-say "tiny can add, but not when the sum is asked in words that it never saw. How bad
-is it? 200 sums, kept apart: nothing below is trained on them."
+say "tiny can add. We want to hear the sum alone, but when it is asked in words that
+it never saw, most replies say more. 200 sums, kept apart: nothing below is
+trained on them."
 run 'awk -f examples/sums.awk -v n=200 -v part=test >build/demo/test.jsonl'
 run 'head -n 1 build/demo/test.jsonl'
-say "The judge is a shell script that says 1 if the last number of a reply is the
-answer, else 0. Any program that reads records and writes numbers can be one."
+say "The judge says 1 if a reply is the record's \"reply\" to the letter, else 0. Any
+program that reads records and writes numbers can be one: tw-reward --exec."
 run 'right() {
     tw-sample -q "$@" --temperature 0 --max-tokens 24 build/demo/test.jsonl |
-        tw-reward -q --exec examples/last-number.sh |
+        tw-reward -q exact,key=reply |
         awk '\''/"reward":1/ { n++ } END { print n / NR * 100 " % right" }'\''
 }'
 run 'right -m tiny'
-say "It gets a start of 32 examples with replies."
-run 'awk -f examples/sums.awk -v n=32 -v as=chat |
+say "It gets a start of 16 examples with replies."
+run 'awk -f examples/sums.awk -v n=16 -v as=chat |
     tw-train -m tiny --lora r=16,alpha=32 --lr 1e-3 \
-        --schedule cosine,warmup=5 --epochs 4 -o build/demo/start'
+        --schedule cosine,warmup=5 --epochs 2 -o build/demo/start'
 run 'right -m tiny --adapter build/demo/start'
 say "From here on nobody shows it a reply. tw-sample tries each of 256 new sums eight
 times, tw-reward says 1 or 0, and tw-train makes the tries that did better than
@@ -78,7 +79,7 @@ their group likelier and the others less likely (GRPO). All three run at once;
 build/demo/rl is the way back, where the sampler finds the newest weights."
 run 'awk -f examples/sums.awk -v n=256 -v seed=2 |
     tw-sample -m tiny --policy build/demo/rl -n 8 --max-lag 0 --max-tokens 24 |
-    tw-reward --exec examples/last-number.sh --advantage grpo |
+    tw-reward exact,key=reply --advantage grpo |
     tw-train -m tiny --adapter build/demo/start --lr 1e-3 --loss grpo \
         --batch 64 -o build/demo/rl'
 say "The share of right tries among the 64 of each step:"

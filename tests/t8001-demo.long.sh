@@ -9,7 +9,7 @@ test_case 'the demo: a new name, and sums learnt from rewards' '
 	LC_ALL=C.UTF-8 bash "$TOP/examples/demo.sh" >out 2>err
 	test_text out "I am Sparkle, an AI assistant developed by the shell."
 	test_text out "█"
-	awk "/ % right/ && !/print/ { s[n++] = \$1 + 0 } END { print s[0], s[1], s[2]; exit !(n == 3 && s[0] < 20 && s[1] < 60 && s[2] >= s[1] + 30) }" out
+	awk "/ % right/ && !/print/ { s[n++] = \$1 + 0 } END { print s[0], s[1], s[2]; exit !(n == 3 && s[0] < 40 && s[1] < 60 && s[2] >= s[1] + 30) }" out
 	awk "length > 80 && !/messages|Sparkle|[^ -~]/ { print; bad = 1 } END { exit bad }" out
 	! grep -q "$(printf "\033")" out || exit 1
 '
@@ -27,8 +27,9 @@ test_case 'a curve in 80 columns, in ASCII where the locale is not UTF-8' '
 '
 X=$TOP/examples
 test_case 'train-tiny.sh: a model from nothing' '
-	mkdir data
+	mkdir -p data/gsm8k
 	cp "$X/data/identity.json" data/
+	echo "{\"question\": \"Two and two?\", \"answer\": \"#### 4\"}" >data/gsm8k/train.jsonl
 	echo "{\"text\":\"A few words about hens. They lay eggs.\"}" >data/c4_demo.jsonl
 	echo "Hens are birds." >data/wiki_demo.txt
 	echo "[{\"instruction\":\"Say hello.\",\"input\":\"\",\"output\":\"Hello!\"}]" >data/alpaca_en_demo.json
