@@ -321,11 +321,14 @@ static __device__ int draw_plain(ctx &x, double u, double *sum)
     return (int)row_max(x, found) - 1;
 }
 
-/* The row into shared memory, and log sum exp(z / temperature) of all of it. */
-static __device__ double load(ctx &x, const float *row, int64_t V, float inv)
+/* The row into shared memory; *first: its best, as best() has it. Returns log sum exp(z /
+ * temperature) of all of it. */
+static __device__ double load(ctx &x, const float *row, int64_t V, float inv,
+        unsigned long long *first)
 {
     float top = -INFINITY;
     double v[1] = { 0 };
+    int at = -1;
 
 #pragma unroll 13
     for (int k = 0; k < x.C; k++) {
@@ -333,9 +336,13 @@ static __device__ double load(ctx &x, const float *row, int64_t V, float inv)
         float z = x.base + i < V ? row[x.base + i] : -INFINITY;
 
         x.z[i] = z;
-        top = fmaxf(top, z);
+        if (z > top) {
+            top = z;
+            at = i;
+        }
     }
-    top = value_of(row_max(x, order(top, 0)));
+    *first = row_max(x, at < 0 ? 0 : order(top, x.base + at));
+    top = *first ? value_of(*first) : -INFINITY;
     for (int i = threadIdx.x; i < NT * x.C; i += NT)
         v[0] += __expf((x.z[i] - top) * inv);
     row_sum<1>(x, v);
@@ -387,7 +394,8 @@ static __global__ void __launch_bounds__(NT) choose_k(const __grid_constant__ ch
     bool penal = q.repetition != 1 || q.presence != 0 || q.frequency != 0;
 
     x.base = x.rank * NT * C;
-    double lse = load(x, row, a.V, inv), sum = 1, p = 1;
+    unsigned long long top;
+    double lse = load(x, row, a.V, inv, &top), sum = 1, p = 1;
 #pragma unroll 8
     for (int i = threadIdx.x; i < (a.allowed ? NT * C : 0); i += NT)
         if (x.base + i < a.V && !a.allowed[x.base + i])
@@ -396,7 +404,8 @@ static __global__ void __launch_bounds__(NT) choose_k(const __grid_constant__ ch
     name_top(x, a, q, lse, inv);
     if (penal)
         penalise(x, a, q);
-    unsigned long long top = best(x, ~0ull);
+    if (penal || a.allowed)
+        top = best(x, ~0ull);
     float max = value_of(top);
     int id = top && isfinite(max) ? id_of(top) : -1;
     if (id >= 0 && q.temperature > 0) {

@@ -35,7 +35,8 @@ static __device__ __forceinline__ float round_bf16(float x)
     return __bfloat162float(__float2bfloat16_rn(x));
 }
 
-/* One head by one warp: to[HD] = rotated norm of x, rounded where the separate ops round. */
+/* One head by one warp: to[HD] = rotated norm of x, rounded where the ops of a pass round: between
+ * the two only where those are not one. */
 template <int HD> static __device__ __forceinline__ void prepare(float *to, const bf16 *x,
         const float *norm, const step_attn_arg &a, int pos, int lane)
 {
@@ -57,10 +58,11 @@ template <int HD> static __device__ __forceinline__ void prepare(float *to, cons
     }
     if (norm) {
         float r = 1 / sqrtf(warp_sum(sq) / HD + a.eps);
+        bool two = HD < 64 || a.rot != HD || a.pairs;
 
 #pragma unroll
         for (int i = 0; i < N; i++)
-            v[i] = round_bf16(v[i] * r * k[i]);
+            v[i] = two ? round_bf16(v[i] * r * k[i]) : v[i] * r * k[i];
     }
 #pragma unroll
     for (int i = 0; i < N; i++)

@@ -65,6 +65,11 @@ struct tw_step_attn {
     bool interleaved;
 };
 
+/* A step rounds to BF16 where a pass does: the residual stream; a row that was normalised; q, k, v and
+ * what attention gives; heads after norm and rotation; gate, up and the gated unit. Sums are F32. (A
+ * device may take a norm's factor out of a product of few tokens and round without it.) This does not
+ * make the bits of a pass: sums in another order differ by 1e-7, some roundings then fall the other
+ * way, and after a layer the two are as far apart as BF16 is from F32. */
 /* All tensors are BF16 and have the rows that begin() said; what stands in rows behind the n-th is
  * of no meaning. norm: products of rmsnorm(x) with these weights and eps; NULL: of x itself. */
 struct tw_step_ops {

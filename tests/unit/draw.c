@@ -200,7 +200,7 @@ static void compare(struct world *w, int T, int adapters, int longest)
         prompt[i] = (int32_t)((i * 37 + i * i) % V);
     for (int i = 0; i < T; i++) {
         w->s[i] = tw_state_new(w->m, &err);
-        seq[i] = (struct tw_seq){ .token = prompt, .n = 1 + (i * 53) % longest, .state = w->s[i],
+        seq[i] = (struct tw_seq){ .token = prompt, .n = 1 + (i * 53 + (T < 3 ? longest - 1 : 0)) % longest, .state = w->s[i],
             .adapter = adapters && i % (ADAPTERS + 1) ? w->a[i % (ADAPTERS + 1) - 1] : NULL };
         CHECK(!tw_model_decode(w->m, &seq[i], 1, NULL, 0, NULL, &err));
         last[i] = (int32_t)(11 * i % V);
@@ -225,9 +225,9 @@ static void compare(struct world *w, int T, int adapters, int longest)
             last[i] = (int32_t)((last[i] * 31 + 7 + step) % V);
         }
     }
-    if (!(worst < 0.03f))
+    if (!(worst < 0.06f))
         printf("# %d sequences, adapters %d, up to %d: off by %g\n", T, adapters, longest, worst);
-    CHECK(worst < 0.03f);
+    CHECK(worst < 0.06f);
     CHECK_STR(err.msg, "");
     for (int i = 0; i < T; i++)
         tw_state_free(w->s[i]);
@@ -238,7 +238,7 @@ static void compare(struct world *w, int T, int adapters, int longest)
 static void steps_are_passes(void)
 {
     static const int shape[][4] = { { 64, 96, 4, 16 }, { 128, 256, 2, 64 }, { 256, 512, 16, 32 },
-        { 256, 768, 8, 128 }, { 512, 320, 6, 64 } };
+        { 256, 768, 8, 128 }, { 512, 320, 6, 64 }, { 1024, 3072, 4, 128 } };
     static const int T[] = { 1, 2, 7, 16, 17, 33, 64, 65, 130 };
     struct world w;
 
@@ -248,6 +248,8 @@ static void steps_are_passes(void)
             compare(&w, T[i], 0, 100);
             compare(&w, T[i], 1, 50);
         }
+        compare(&w, 1, 0, 700);
+        compare(&w, 2, 0, 4000);
         compare(&w, 3, 0, 1500);
         compare(&w, 40, 1, 900);
         close_world(&w);
