@@ -101,7 +101,9 @@ static void print(const struct tw_trainer *t, const struct size *z, const struct
     print_bytes(out, "memory: head", p->head);
     if (t->ref.bytes)
         print_bytes(out, "memory: reference", t->ref.bytes);
-    print_bytes(out, "memory: total", p->total);
+    if (t->taken)
+        print_bytes(out, "memory: taken before", t->taken);
+    print_bytes(out, "memory: total", p->total + t->taken);
     fprintf(out, "%-24s %.4g\n", "FLOPs a step", flops);
     print_bytes(out, "a checkpoint", tw_run_ckpt_size(t));
     if (t->o->keep)
@@ -176,9 +178,11 @@ int tw_train_plan(struct tw_trainer *t, FILE *out, struct tw_err *err)
     struct size z;
     int ret = 0;
 
+    /* of a GPU: what its driver and libraries hold for us, and whatever others have there */
+    t->taken = tw_ops(t->dev)->memory ? tw_dev_used(t->dev) : 0;
     if (choose(t, have, &z, &p, err))
         return -1;
-    t->peak_plan = p.total;
+    t->peak_plan = p.total + t->taken;
     t->reserve = t->data && !tw_data_streams(t->data) ? p.activations : 0;
     if (out) {
         if (plan(t, &z, z.step_tokens, t->engine.recompute, &step, err))

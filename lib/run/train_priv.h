@@ -81,6 +81,7 @@ struct tw_trainer {
     double waited, published;           /* seconds for the step's records, for the last publishing */
     double since;                       /* when the last step ended; 0: none did */
     size_t peak_plan;                   /* bytes, of the largest pass */
+    size_t taken;                       /* of the GPU, before anything of ours was there */
     size_t reserve;                     /* its activations; 0: a stream's are not known */
     bool touched;                       /* all of the memory is at hand */
     char last[96];                      /* of the last step, for the progress line */
