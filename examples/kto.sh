@@ -3,7 +3,7 @@
 #
 #     MODEL=tiny OUT=run ROWS=256 examples/kto.sh
 #
-# Measured (two cores, Zen 4, 2026-11-28): 64 steps in 15 s; sampled replies that are short: 52 of 100 before, 100 after.
+# Measured (two cores, Zen 4, 2026-11-28): 64 steps in 15 s; sampled replies that are short: 50 of 100 before, 100 after.
 set -euo pipefail
 examples=$(cd "$(dirname "$0")" && pwd)
 export PATH="${TW_BUILD:-$examples/../build}/bin:$PATH"

@@ -4,7 +4,7 @@
 #     MODEL=tiny OUT=run ROWS=256 examples/orpo.sh
 #
 # Measured (two cores, Zen 4, 2026-11-28): 32 steps in 24 s; all 64 held-out pairs told apart after 8; sampled replies
-# that are short: 52 of 100 before, 100 after.
+# that are short: 50 of 100 before, 100 after.
 set -euo pipefail
 examples=$(cd "$(dirname "$0")" && pwd)
 export PATH="${TW_BUILD:-$examples/../build}/bin:$PATH"
