@@ -316,6 +316,7 @@ void tw_future_done(
         tw_op_free(o);
         f->done = tw_wall();
         f->replay = false;
+        tw_order_replayed(s);
         return;
     }
     if (f->state == TW_FUTURE_OPEN)

@@ -20,9 +20,35 @@ static bool allowed(struct tw_srv *s, struct tw_future *f)
     return f->kind != TW_KIND_FORWARD_BACKWARD || tw_tenant_take(t, f->work->fb.tokens, tw_now(), &wait);
 }
 
+/* Frozen weights that only memory had are there again when all is replayed; their samples wait. */
+static bool too_early(struct tw_srv *s, struct tw_future *f)
+{
+    const struct tw_smp *p = f->kind == TW_KIND_SAMPLE ? tw_map_gets(&s->samplers, f->target) : NULL;
+
+    if (!s->nreplay || !p || p->path || !p->run)
+        return false;
+    tw_list_add(&s->early, f);
+    return true;
+}
+
+void tw_order_replayed(struct tw_srv *s)
+{
+    struct tw_list_of early = s->early;
+
+    if (--s->nreplay)
+        return;
+    s->early = (struct tw_list_of){ 0 };
+    for (int64_t i = 0; i < early.n; i++)
+        tw_order_dispatch(s, early.v[i]);
+    free(early.v);
+}
+
 void tw_order_dispatch(struct tw_srv *s, struct tw_future *f)
 {
     struct tw_work *w = f->work;
+
+    if (too_early(s, f))
+        return;
 
     if (f->kind == TW_KIND_SAMPLE)
         tw_smp_prepare(s, f);

@@ -108,6 +108,7 @@ void tw_future_reply_text(struct tw_future *f, const char *model, const char *ex
 /* A run's request whose turn comes by its number; one without a number goes at once. */
 void tw_order_add(struct tw_srv *s, struct tw_future *f);
 void tw_order_advance(struct tw_srv *s, struct tw_trun *run);
+void tw_order_replayed(struct tw_srv *s); /* one of s->nreplay */
 void tw_order_tick(struct tw_srv *s, double now);
 /* Hands F's work to the engine, or fails F with what is wrong with it. */
 void tw_order_dispatch(struct tw_srv *s, struct tw_future *f);

@@ -54,6 +54,7 @@ static int row(void *arg, const struct tw_row *r)
 
     if (f->state == TW_FUTURE_OPEN || lacks(tw_map_gets(&s->runs, f->target ? f->target : ""), f)) {
         f->replay = f->state != TW_FUTURE_OPEN;
+        s->nreplay += f->replay;
         again(s, f, tw_col_str(r, 15));
         x->n++;
     }
@@ -145,6 +146,7 @@ int tw_replay(struct tw_srv *s, struct tw_err *err)
     sweep(s, "samplers");
     sweep_runs(s);
     restore_models(s);
+    s->nreplay = 1;                             /* nothing is over before all is read */
     if (tw_store_read(s->store,
                 "SELECT target, max(seq) FROM request WHERE state > 0 AND seq > 0 AND kind < 10"
                 " GROUP BY target",
@@ -158,6 +160,7 @@ int tw_replay(struct tw_srv *s, struct tw_err *err)
                     " AND kind NOT IN (1, 8) ORDER BY kind = 9, target, seq, n",
                     row, &x, err, ""))
         return -1;
+    tw_order_replayed(s);
     if (x.n)
         tw_notice("%lld requests of the journal are done again", (long long)x.n);
     return 0;

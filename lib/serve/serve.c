@@ -221,6 +221,7 @@ static void close_all(struct tw_srv *s)
         free((void *)(uintptr_t)s->name[i]);
     free(s->name);
     free(s->swap);
+    free(s->early.v);
     if (s->tmp)
         tw_rmtree(s->tmp, &err);
     free(s->tmp);

@@ -51,6 +51,8 @@ struct tw_srv {
     struct tw_map_of copies;            /* idempotency key to the path of the copy that it made */
     bool has_secret;
     unsigned char secret[32];           /* signs links */
+    int64_t nreplay;                    /* requests that are done again for their effect */
+    struct tw_list_of early;            /* samples that wait until that is over */
     struct tw_poll *polls, *last_poll;  /* by deadline */
     int64_t npolls, nheld, nskipped, ndone[2];
     int64_t next_n;                     /* names the next folder */
