@@ -68,6 +68,43 @@ expect(204, \"POST\", \"/api/v1/cancel_future\", {\"request_id\": rid})
 expect(404, \"POST\", \"/api/v1/cancel_future\", {\"request_id\": \"x\"})
 "
 '
+test_case 'one poll for all samples of a session; a result that has expired is 410' '
+	serve_start --poll-hold 2 --result-ttl 3 --state st
+	ask "
+m = create(session()); sm = sampler(m, 1, 0)
+def poll(cursor, clone=0, got=(), **kw):
+    return post(\"retrieve_futures\", dict({\"target\": {\"type\": \"sampling_session\", \"sampling_session_id\": sm, \"cloned_sampler_id\": clone}, \"prev_cursor\": cursor, \"retrieved_request_ids\": list(got)}, **kw))
+ids = [sample(sm, i)[\"request_id\"] for i in range(5)]
+other = sample(sm, 10 ** 9)[\"request_id\"]
+seen, cursor = [], 0
+while len(seen) < 5:
+    r = poll(cursor, got=seen)
+    cursor = r[\"cursor\"]
+    assert all(c[\"state\"] == \"finished\" and c[\"response_payload_uncompressed_size\"] > 0 for c in r[\"completions\"])
+    seen += [c[\"request_id\"] for c in r[\"completions\"]]
+assert sorted(seen) == sorted(ids)
+assert [c[\"request_id\"] for c in poll(0, 1)[\"completions\"]] == [other]
+t = time.time()
+assert poll(cursor)[\"completions\"] == [] and 1.5 < time.time() - t < 4
+t = time.time()
+assert poll(cursor, timeout=0)[\"completions\"] == [] and time.time() - t < 1
+expect(404, \"POST\", \"/api/v1/retrieve_futures\", {\"target\": {\"sampling_session_id\": sm}}, key=\"tml-x\")
+assert post(\"join_sampling_session\", {\"sampling_session_id\": sm})[\"client_counter\"] == 1
+open(\"ids\", \"w\").write(json.dumps([sm, m, cursor, ids]))
+"
+	serve_stop KILL
+	serve_start --poll-hold 2 --result-ttl 3 --state st --alert true
+	ask "
+sm, m, cursor, ids = json.load(open(\"ids\"))
+assert post(\"join_sampling_session\", {\"sampling_session_id\": sm})[\"client_counter\"] == 2
+assert len(wait(ids[0])[\"sequences\"]) == 1
+time.sleep(8)
+r = expect(410, \"POST\", \"/api/v1/retrieve_future\", {\"request_id\": ids[0]})
+expect(404, \"POST\", \"/api/v1/retrieve_future\", {\"request_id\": ids[0]}, key=\"tml-other\")
+expect(404, \"POST\", \"/api/v1/retrieve_future\", {\"request_id\": ids[0][:-1] + (\"0\" if ids[0][-1] != \"0\" else \"1\")})
+assert sample(sm, 0)[\"request_id\"] != ids[0]
+"
+'
 test_case 'two thousand parked polls and as many posts at once' '
 	serve_start --gap-timeout 4 --snapshot-every 0
 	ask "

@@ -1,23 +1,31 @@
-/* future.c - requests that are answered later: the journal before, long polls while, the store after */
+/* future.c - requests that are answered later: the journal before, the store after */
 #include "records.h"
 #include "base/io.h"
 
 #define PRUNE_S 60.0
 #define KEPT_S 20.0 /* in memory after it is done and nobody asks */
 
-struct tw_poll {
-    struct tw_poll *next, *prev; /* all polls, by deadline */
-    struct tw_poll *more; /* of one future */
-    struct tw_req *req;
-    struct tw_future *f;
-    double deadline;
-};
-
 struct tw_submit { /* a request whose answer waits for the journal */
     struct tw_submit *next;
     struct tw_req *req;
     struct tw_future *f;
 };
+
+/* The second half of a sample's id tells, when nothing is known of it any more, that its tenant once
+ * had it: clients then ask again, where for an unknown id they give up. */
+void tw_future_sign(struct tw_srv *s, const struct tw_tenant *t, char *hex)
+{
+    unsigned char sum[32];
+    struct tw_sha256 h;
+
+    tw_sha256_init(&h);
+    tw_sha256_add(&h, s->secret, sizeof s->secret);
+    tw_sha256_add(&h, hex, 16);
+    tw_sha256_add(&h, t->name, strlen(t->name) + 1);
+    tw_sha256_add(&h, s->secret, sizeof s->secret);
+    tw_sha256_end(&h, sum);
+    tw_hex(hex + 16, sum, 8);
+}
 
 struct tw_future *tw_future_new(struct tw_srv *s, enum tw_kind kind, struct tw_tenant *t,
         const char *session, const char *target, int64_t seq)
@@ -26,6 +34,8 @@ struct tw_future *tw_future_new(struct tw_srv *s, enum tw_kind kind, struct tw_t
     char hex[40];
 
     tw_random_hex(hex, 16);
+    if (kind == TW_KIND_SAMPLE)
+        tw_future_sign(s, t, hex);
     f->id = tw_xasprintf("req-%s", hex);
     f->kind = kind;
     f->tenant = t;
@@ -227,61 +237,6 @@ bool tw_future_has_effect(const struct tw_future *f)
             f->kind == TW_KIND_LOAD_CREATE || f->ephemeral;
 }
 
-/* The answer to a poll of what is done; false: only the store has it, and failed. */
-static void reply_result(struct tw_srv *s, struct tw_future *f, struct tw_req *r)
-{
-    const char *accept = tw_req_header(r, "Accept");
-    struct tw_buf b = { 0 };
-    struct tw_err err = { 0 };
-
-    if (f->proto && accept && strstr(accept, "application/x-protobuf")) {
-        tw_reply_blob(r, 200, "application/x-protobuf", f->proto);
-    } else if (f->json) {
-        tw_reply_blob(r, 200, "application/json", f->json);
-    } else if (f->proto) {
-        struct tw_str p = { f->proto->p, f->proto->n };
-
-        if (tw_result_json(f->kind == TW_KIND_SAMPLE ? TW_SAMPLE : TW_FORWARD_BACKWARD, p, &b, &err))
-            tw_reply_error(r, 500, "the result has no JSON form: %s", err.msg);
-        else
-            tw_reply_json(r, 200, &b);
-    } else {
-        tw_reply_error(r, 410, "the result has expired");
-    }
-}
-
-static void unlink_poll(struct tw_srv *s, struct tw_poll *p)
-{
-    struct tw_poll **at;
-
-    for (at = &p->f->polls; *at != p; at = &(*at)->more)
-        ;
-    *at = p->more;
-    *(p->prev ? &p->prev->next : &s->polls) = p->next;
-    *(p->next ? &p->next->prev : &s->last_poll) = p->prev;
-    p->req->gone = NULL;
-    s->npolls--;
-}
-
-static void poll_gone(struct tw_req *r)
-{
-    struct tw_poll *p = r->user;
-
-    unlink_poll(r->arg, p);
-    free(p);
-}
-
-static void wake_polls(struct tw_srv *s, struct tw_future *f)
-{
-    struct tw_poll *p;
-
-    while ((p = f->polls)) {
-        unlink_poll(s, p);
-        reply_result(s, f, p->req);
-        free(p);
-    }
-}
-
 static void settled(void *arg, struct tw_op *o)
 {
     struct tw_srv *s = arg;
@@ -297,7 +252,9 @@ static void settled(void *arg, struct tw_op *o)
         f->json = tw_blob_new(lost, sizeof lost - 1);
     }
     f->done = tw_wall();
-    wake_polls(s, f);
+    if (f->kind == TW_KIND_SAMPLE)
+        tw_futures_event(s, f);
+    tw_poll_wake(s, f);
 }
 
 void tw_future_done(
@@ -353,97 +310,19 @@ void tw_future_fail(struct tw_srv *s, struct tw_future *f, const char *category,
     tw_buf_free(&b);
 }
 
-static void try_again(struct tw_req *r, const struct tw_future *f)
-{
-    struct tw_buf b = { 0 };
-    bool held = f->run && f->run->held;
-
-    tw_buf_printf(&b,
-            "{\"type\": \"try_again\", \"request_id\": \"%s\", \"queue_state\": \"%s\", "
-            "\"queue_state_reason\": %s}",
-            f->id, held ? "paused_rate_limit" : "active",
-            held ? "\"a quota of this tenant is used up\"" : "null");
-    tw_reply_json(r, 408, &b);
-}
-
-static void retrieve(struct tw_srv *s, struct tw_req *r)
-{
-    const struct tw_json *j = tw_req_json(r);
-    struct tw_future *f;
-    struct tw_poll *p;
-    struct tw_str id;
-
-    if (!j || tw_req_text(r, j, "request_id", true, &id) < 0)
-        return;
-    f = tw_future_get(s, r->tenant, id);
-    if (!f) {
-        tw_reply_error(r, 404, "no such request");
-        return;
-    }
-    if (f->state != TW_FUTURE_OPEN && !f->settling) {
-        reply_result(s, f, r);
-        return;
-    }
-    if (s->stopping) {
-        try_again(r, f);
-        return;
-    }
-    p = tw_xcalloc(1, sizeof *p);
-    p->req = r;
-    p->f = f;
-    p->deadline = tw_now() + s->o->poll_hold;
-    p->more = f->polls;
-    f->polls = p;
-    p->prev = s->last_poll;
-    *(p->prev ? &p->prev->next : &s->polls) = p;
-    s->last_poll = p;
-    s->npolls++;
-    r->user = p;
-    r->gone = poll_gone;
-}
-
-static void cancel(struct tw_srv *s, struct tw_req *r)
-{
-    const struct tw_json *j = tw_req_json(r);
-    struct tw_future *f;
-    struct tw_str id;
-
-    if (!j || tw_req_text(r, j, "request_id", true, &id) < 0)
-        return;
-    f = tw_future_get(s, r->tenant, id);
-    if (!f) {
-        tw_reply_error(r, 404, "no such request");
-        return;
-    }
-    if (f->kind == TW_KIND_SAMPLE && f->state == TW_FUTURE_OPEN)
-        tw_worker_cancel(s->worker, f->id); /* training that was accepted is done */
-    tw_reply(r, 204, NULL, NULL, 0);
-}
-
-static void expire_polls(struct tw_srv *s, double now)
-{
-    struct tw_poll *p;
-
-    while ((p = s->polls) && p->deadline <= now) {
-        unlink_poll(s, p);
-        try_again(p->req, p->f);
-        free(p);
-    }
-}
-
-void tw_future_release(struct tw_srv *s) { expire_polls(s, 1e300); }
-
 void tw_future_tick(struct tw_srv *s, double now, double wall)
 {
+    double kept = s->o->result_ttl < KEPT_S ? s->o->result_ttl : KEPT_S;
     struct tw_future *f;
 
-    expire_polls(s, now);
+    tw_poll_expire(s, now);
+    tw_futures_tick(s, now);
     if (now < s->next_evict)
         return;
     s->next_evict = now + 2;
     for (size_t i = 0; (f = tw_map_next(&s->futures, &i));)
         if (f->accepted && f->state != TW_FUTURE_OPEN && !f->settling && !f->replay && !f->polls &&
-                !f->work && wall - f->done > KEPT_S)
+                !f->work && wall - f->done > kept)
             free_future(s, f);
 }
 
@@ -472,7 +351,3 @@ void tw_future_free_all(struct tw_srv *s)
     tw_map_free(&s->futures);
     tw_map_free(&s->dedup);
 }
-
-const struct tw_endpoint tw_routes_future[] = { { "POST", "api/v1/retrieve_future", TW_RIGHT_ANY,
-                                                        retrieve },
-    { "POST", "api/v1/cancel_future", TW_RIGHT_ANY, cancel }, { 0 } };

@@ -1,7 +1,7 @@
 /* futures.c - one poll for all samples of a sampling session: what was done since the last time */
 #include "records.h"
 
-#define KEPT 8192                   /* events of a session; older ones are read from the store */
+#define KEPT 8192 /* events of a session; older ones are read from the store */
 
 struct tw_event {
     int64_t cursor, clone;
@@ -10,7 +10,7 @@ struct tw_event {
     int64_t bytes;
 };
 
-struct tw_watch {                   /* a poll that waits */
+struct tw_watch { /* a poll that waits */
     struct tw_watch *next;
     struct tw_req *req;
     char *sampler;
@@ -18,10 +18,10 @@ struct tw_watch {                   /* a poll that waits */
     double deadline;
 };
 
-struct asked {                      /* what R wants to know */
+struct asked { /* what R wants to know */
     struct tw_smp *p;
     int64_t clone, cursor;
-    const struct tw_json *got;      /* ids that the client has already */
+    const struct tw_json *got; /* ids that the client has already */
     bool now;
 };
 
@@ -81,8 +81,10 @@ static bool answer(struct tw_srv *s, struct tw_req *r, const struct asked *a, bo
     tw_jw_arr(&w);
     x.w = &w;
     if (a->cursor < s->event_base || (a->p->nevent && a->cursor + 1 < a->p->event[0].cursor)) {
-        if (tw_store_read(s->store, "SELECT id, state, seq, coalesce(length(proto), length(json), 0) FROM request"
-                    " WHERE target = ? AND kind = 10 AND state > 0", row, &x, &err, "t", a->p->id))
+        if (tw_store_read(s->store,
+                    "SELECT id, state, seq, coalesce(length(proto), length(json), 0) FROM request"
+                    " WHERE target = ? AND kind = 10 AND state > 0",
+                    row, &x, &err, "t", a->p->id))
             tw_alert(s, "store", err.msg);
         last = s->event_n;
         n = x.n;
@@ -120,17 +122,16 @@ static void unlink_watch(struct tw_srv *s, struct tw_watch *p)
     free(p);
 }
 
-static void gone(struct tw_req *r)
-{
-    unlink_watch(r->arg, r->user);
-}
+static void gone(struct tw_req *r) { unlink_watch(r->arg, r->user); }
 
 /* A sample is done and the store knows it. */
 void tw_futures_event(struct tw_srv *s, const struct tw_future *f)
 {
     struct tw_smp *p = tw_map_gets(&s->samplers, f->target);
-    struct tw_event e = { .cursor = ++s->event_n, .clone = f->seq / 1000000000,
-        .failed = f->state == TW_FUTURE_FAILED, .bytes = f->proto ? (int64_t)f->proto->n : 0 };
+    struct tw_event e = { .cursor = ++s->event_n,
+        .clone = f->seq / 1000000000,
+        .failed = f->state == TW_FUTURE_FAILED,
+        .bytes = f->proto ? (int64_t)f->proto->n : 0 };
     struct tw_watch *w, *next;
 
     if (!p)
@@ -189,7 +190,8 @@ static void retrieve(struct tw_srv *s, struct tw_req *r)
     if (tw_req_text(r, target, "sampling_session_id", true, &id) < 0 || !(a.p = tw_smp_of(s, r, id)))
         return;
     if (tw_json_get_int(target, "cloned_sampler_id", &a.clone, NULL) < 0 ||
-            tw_json_get_int(j, "prev_cursor", &a.cursor, NULL) < 0 || tw_json_get_num(j, "timeout", &timeout, NULL) < 0) {
+            tw_json_get_int(j, "prev_cursor", &a.cursor, NULL) < 0 ||
+            tw_json_get_num(j, "timeout", &timeout, NULL) < 0) {
         tw_reply_error(r, 400, "cloned_sampler_id, prev_cursor and timeout are numbers");
         return;
     }
@@ -209,6 +211,5 @@ static void retrieve(struct tw_srv *s, struct tw_req *r)
 }
 
 const struct tw_endpoint tw_routes_futures[] = {
-    { "POST", "api/v1/retrieve_futures", TW_RIGHT_ANY, retrieve },
-    { 0 }
+    { "POST", "api/v1/retrieve_futures", TW_RIGHT_ANY, retrieve }, { 0 }
 };

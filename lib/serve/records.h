@@ -73,8 +73,10 @@ struct tw_smp {
     char *session;
     double created;
     char *base, *path, *dir, *key, *run; /* path: of a checkpoint; key NULL: the base */
-    bool inflight, ready;
+    bool inflight;
     int64_t clones, n;
+    struct tw_event *event; /* futures.c's */
+    int64_t nevent;
 };
 
 /* future.c */
@@ -93,6 +95,8 @@ void tw_future_done(struct tw_srv *s, struct tw_future *f, struct tw_blob *json,
         struct tw_op *o);
 void tw_future_fail(struct tw_srv *s, struct tw_future *f, const char *category, const char *text);
 void tw_future_tick(struct tw_srv *s, double now, double wall);
+void tw_future_sign(
+        struct tw_srv *s, const struct tw_tenant *t, char *hex); /* 16 digits, and 16 that prove them */
 void tw_future_prune(struct tw_srv *s, double wall); /* what the store need not keep any more */
 void tw_future_release(struct tw_srv *s); /* the server ends: every poll is answered */
 void tw_future_free_all(struct tw_srv *s);
@@ -103,6 +107,14 @@ struct tw_future *tw_future_row(struct tw_srv *s, const struct tw_row *r);
     " json, proto, reply, body"
 /* {"request_id": .., "model_id": ..} */
 void tw_future_reply_text(struct tw_future *f, const char *model, const char *extra);
+
+/* poll.c */
+void tw_poll_wake(struct tw_srv *s, struct tw_future *f); /* F is done */
+void tw_poll_expire(struct tw_srv *s, double now);
+
+/* futures.c */
+void tw_futures_event(struct tw_srv *s, const struct tw_future *f);
+void tw_futures_tick(struct tw_srv *s, double now);
 
 /* order.c */
 /* A run's request whose turn comes by its number; one without a number goes at once. */
@@ -148,7 +160,8 @@ void tw_save_drop(struct tw_future *f);
 void tw_work_drop(struct tw_work *w); /* one that the engine never saw */
 void tw_saved_insert(struct tw_saved *c, struct tw_op *o);
 /* C once more, under RUN with the files in DIR. */
-struct tw_saved *tw_saved_copy(struct tw_srv *s, const struct tw_saved *c, const char *run, const char *dir);
+struct tw_saved *tw_saved_copy(
+        struct tw_srv *s, const struct tw_saved *c, const char *run, const char *dir);
 struct tw_saved *tw_saved_find(struct tw_srv *s, struct tw_tenant *t, struct tw_str path, char why[160]);
 int tw_saved_load(struct tw_srv *s, struct tw_err *err);
 void tw_saved_remove(struct tw_srv *s, struct tw_saved *c, struct tw_op *o);

@@ -1,8 +1,9 @@
 /* route.c - from method and path to a handler; nobody passes without a key */
 #include "srv_priv.h"
 
-static const struct tw_endpoint *const tables[] = { tw_routes_session, tw_routes_future, tw_routes_run,
-    tw_routes_train, tw_routes_smp, tw_routes_rest, tw_routes_ckpt, tw_routes_account, tw_routes_ops };
+static const struct tw_endpoint *const tables[] = { tw_routes_session, tw_routes_future, tw_routes_futures,
+    tw_routes_run, tw_routes_train, tw_routes_smp, tw_routes_rest, tw_routes_ckpt, tw_routes_account,
+    tw_routes_ops };
 
 /* "api/v1/training_runs/ * /checkpoints" against the segments. */
 static bool matches(const struct tw_req *r, const char *pattern)
@@ -92,7 +93,8 @@ void tw_route_handle(struct tw_req *r)
     r->route->handle(s, r);
 }
 
-const double tw_submit_bucket[TW_SUBMIT_BUCKETS] = { 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 0 };
+const double tw_submit_bucket[TW_SUBMIT_BUCKETS] = { 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1,
+    0 };
 
 static void count_submit(struct tw_srv *s, double seconds)
 {

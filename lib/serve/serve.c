@@ -252,6 +252,7 @@ static void make_secret(struct tw_srv *s)
 
 static int load_state(struct tw_srv *s, struct tw_err *err)
 {
+    s->event_n = s->event_base = (int64_t)(s->started * 1e3) << 12;
     if (!strchr(s->name[0], '/')) /* no name that clients could ask a hub for */
         s->tokenizer = tw_worker_dir(s->worker);
     if (tw_store_read(s->store, "SELECT value FROM secret WHERE name = 'links'", take_secret, s, err, ""))

@@ -78,6 +78,7 @@ static void free_sampling(struct tw_smp *p)
 
     for (size_t k = 0; k < sizeof own / sizeof *own; k++)
         free(own[k]);
+    free(p->event);
     free(p);
 }
 

@@ -51,6 +51,8 @@ struct tw_srv {
     struct tw_map_of copies;            /* idempotency key to the path of the copy that it made */
     bool has_secret;
     unsigned char secret[32];           /* signs links */
+    struct tw_watch *watches;
+    int64_t event_n, event_base;        /* numbers of what was done; where this start's begin */
     int64_t nreplay;                    /* requests that are done again for their effect */
     struct tw_list_of early;            /* samples that wait until that is over */
     struct tw_poll *polls, *last_poll;  /* by deadline */
@@ -85,8 +87,8 @@ struct tw_endpoint {
 void tw_route_begin(struct tw_req *r);
 void tw_route_handle(struct tw_req *r);
 void tw_route_done(struct tw_req *r, int status, size_t in, size_t out, double seconds);
-extern const struct tw_endpoint tw_routes_session[], tw_routes_ops[], tw_routes_future[], tw_routes_run[],
-    tw_routes_train[], tw_routes_smp[], tw_routes_rest[], tw_routes_ckpt[],
+extern const struct tw_endpoint tw_routes_session[], tw_routes_ops[], tw_routes_future[], tw_routes_futures[],
+    tw_routes_run[],    tw_routes_train[], tw_routes_smp[], tw_routes_rest[], tw_routes_ckpt[],
     tw_routes_account[];                        /* each ends with method NULL */
 
 /* util.c */
