@@ -188,3 +188,27 @@ int tw_utf8_put(char out[4], uint32_t c)
     out[3] = (char)(0x80 | (c & 0x3F));
     return 4;
 }
+
+int tw_buf_base64(struct tw_buf *out, struct tw_str s)
+{
+    uint32_t acc = 0;
+    int bits = 0;
+
+    while (s.n && s.p[s.n - 1] == '=')
+        s.n--;
+    for (size_t i = 0; i < s.n; i++) {
+        char c = s.p[i];
+        int v = c >= 'A' && c <= 'Z' ? c - 'A' : c >= 'a' && c <= 'z' ? c - 'a' + 26
+                : c >= '0' && c <= '9' ? c - '0' + 52 : c == '+' ? 62 : c == '/' ? 63 : -1;
+
+        if (v < 0)
+            return -1;
+        acc = acc << 6 | (uint32_t)v;
+        bits += 6;
+        if (bits >= 8) {
+            bits -= 8;
+            tw_buf_putc(out, (char)(acc >> bits));
+        }
+    }
+    return bits < 6 && !(acc & ((1u << bits) - 1)) ? 0 : -1;
+}

@@ -24,6 +24,9 @@ void tw_buf_clear(struct tw_buf *b);            /* n = 0, memory kept */
 void tw_buf_free(struct tw_buf *b);
 struct tw_str tw_buf_str(const struct tw_buf *b);   /* borrowed view of the content */
 
+/* Appends the bytes that S writes in base64, with or without padding; -1: it is none. */
+int tw_buf_base64(struct tw_buf *b, struct tw_str s);
+
 /* UTF-8. tw_utf8_check: offset of the first byte that is not valid UTF-8 (overlong forms,
  * surrogates and > U+10FFFF are not valid), or n when all of it is. tw_utf8_next decodes one
  * character at *p < end and moves past it; an invalid byte gives U+FFFD and moves by one. */

@@ -34,7 +34,7 @@ static int norm_charsmap(struct tw_tok *t, struct tok_norm *m, const struct tw_j
     struct tw_buf b = {0};
     int ret;
 
-    if (tw_json_get_str(v, "precompiled_charsmap", &map, err) <= 0 || tok_base64(&b, map)) {
+    if (tw_json_get_str(v, "precompiled_charsmap", &map, err) <= 0 || tw_buf_base64(&b, map)) {
         tw_buf_free(&b);
         return tw_fail(err, t->name, 0, "normalizer Precompiled: no precompiled_charsmap in base64");
     }

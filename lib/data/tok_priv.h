@@ -390,7 +390,6 @@ int tok_scan_num(struct tok_scan *s, double *v);
 int tok_scan_skip(struct tok_scan *s, struct tw_str *raw);      /* one value of any type */
 int tok_scan_fail(struct tok_scan *s, const char *what);
 
-int tok_base64(struct tw_buf *out, struct tw_str s);    /* appends; -1: not base64 */
 int tok_charsmap_load(struct tw_tok *t, struct tok_norm *m, struct tw_str blob, struct tw_err *err);
 int tok_load(struct tw_tok *t, struct tw_str json, struct tw_err *err);
 int tok_spm_load(struct tw_tok *t, struct tw_str file, struct tw_err *err);

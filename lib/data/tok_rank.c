@@ -10,7 +10,7 @@ static int read_line(struct tw_str line, struct tw_buf *out, int64_t *rank)
 {
     const char *space = line.n ? memchr(line.p, ' ', line.n) : NULL;
 
-    if (!space || tok_base64(out, (struct tw_str){ line.p, (size_t)(space - line.p) }))
+    if (!space || tw_buf_base64(out, (struct tw_str){ line.p, (size_t)(space - line.p) }))
         return -1;
     *rank = 0;
     if (space + 1 == line.p + line.n)

@@ -40,6 +40,13 @@ static void piece_done(struct tw_gen *g)
             tw_fail(&j->err, NULL, 0, "%s", *g->error ? g->error : "sampling failed");
 }
 
+static void piece_text(struct tw_gen *g, int64_t sample, struct tw_str more)
+{
+    struct tw_gen_job *j = g->user;
+
+    j->w->sample.text(j->w, g->first + sample, more);
+}
+
 /* Stop texts that spell one special token stop on the token. */
 static void stops(const struct tw_worker *k, struct tw_work *w)
 {
@@ -116,7 +123,7 @@ static void give(struct tw_worker *k, struct tw_gen_job *j)
                 strlen(j->w->id), 0), .max_tokens = s->max_tokens, .stop = s->stop,
         .nstop = s->nstop, .stop_token = s->stop_token, .nstop_token = s->nstop_token,
         .ignore_eos = s->no_stop, .top_logprobs = s->top_sample,
-        .adapter = j->snap ? j->snap->a : NULL, .user = j, .done = piece_done };
+        .adapter = j->snap ? j->snap->a : NULL, .user = j, .text = s->text ? piece_text : NULL, .done = piece_done };
     j->piece = tw_xreallocarray(j->piece, (size_t)(j->npiece + 1), sizeof *j->piece);
     j->piece[j->npiece++] = g;
     j->given += n;
@@ -188,6 +195,32 @@ static void put_sequences(struct tw_gen_job *j, struct tw_sequence *q)
         }
 }
 
+/* The same for callers that want texts. */
+static void keep(struct tw_gen_job *j)
+{
+    struct tw_sample_args *s = &j->w->sample;
+    struct tw_arena *a = &j->w->arena;
+    int64_t i = 0;
+
+    s->out = tw_arena_alloc(a, (size_t)s->n * sizeof *s->out);
+    for (int64_t p = 0; p < j->npiece; p++)
+        for (int64_t k = 0; k < j->piece[p]->n; k++, i++) {
+            const struct tw_completion *c = &j->piece[p]->out[k];
+            size_t n = (size_t)c->n, top = n * (size_t)c->top_n;
+            struct tw_sampled *o = &s->out[i];
+
+            *o = (struct tw_sampled){ .n = c->n, .top_n = c->top_n,
+                .text = tw_arena_str(a, tw_buf_str(&c->text)), .length = c->stop == TW_STOP_LENGTH };
+            o->token = tw_arena_dup(a, c->token, n * sizeof *c->token);
+            o->logp = tw_arena_dup(a, c->logp, n * sizeof *c->logp);
+            if (top) {
+                o->top_id = tw_arena_dup(a, c->top_id, top * sizeof *c->top_id);
+                o->top_logp = tw_arena_dup(a, c->top_logp, top * sizeof *c->top_logp);
+            }
+            j->w->result.sampled += c->n;
+        }
+}
+
 static void finish(struct tw_worker *k, struct tw_gen_job *j)
 {
     struct tw_work *w = j->w;
@@ -199,10 +232,14 @@ static void finish(struct tw_worker *k, struct tw_gen_job *j)
         free_job(k, j);
         return;
     }
-    j->r.nseq = w->sample.n;
-    j->r.seq = tw_arena_alloc(&w->arena, (size_t)w->sample.n * sizeof *j->r.seq);
-    put_sequences(j, j->r.seq);
-    tw_result_sample(&w->result.proto, &j->r);
+    if (w->sample.keep) {
+        keep(j);
+    } else {
+        j->r.nseq = w->sample.n;
+        j->r.seq = tw_arena_alloc(&w->arena, (size_t)w->sample.n * sizeof *j->r.seq);
+        put_sequences(j, j->r.seq);
+        tw_result_sample(&w->result.proto, &j->r);
+    }
     k->stat.tokens_prompt += w->sample.nprompt;
     k->stat.tokens_sampled += w->result.sampled;
     tw_work_done(k, w);

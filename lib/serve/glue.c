@@ -71,6 +71,8 @@ static void back(void *arg, struct tw_mail *m)
         unloaded(s, w);
     if (f && f->kind == TW_KIND_SAMPLE)
         refund(f, w);
+    if (f && !f->replay && f->run)
+        tw_curve_note(s, f->run, w);
     if (f && f->replay) {
         if (w->result.category)
             tw_alert(s, "replay", w->result.error.p ? w->result.error.p : "?");

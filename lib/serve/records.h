@@ -53,6 +53,9 @@ struct tw_trun {
     bool held; /* a quota holds it */
     char *inflight_key, *inflight_dir;
     char *idem, *copied; /* of a copy: what it may be made once for, and its checkpoint */
+    /* Its curves: the sums of the step under way, and the last step. */
+    double curve_loss, last_loss;
+    int64_t curve_tokens, curve_step;
 };
 
 struct tw_saved {
@@ -172,9 +175,15 @@ void tw_smp_prepare(struct tw_srv *s, struct tw_future *f); /* which weights, wh
 struct tw_smp *tw_smp_of(struct tw_srv *s, struct tw_req *r, struct tw_str id); /* else a 404 was sent */
 struct tw_smp *tw_smp_add(struct tw_srv *s, const char *id, struct tw_tenant *t, struct tw_str session);
 void tw_smp_insert(struct tw_srv *s, struct tw_smp *p, struct tw_op *o);
+/* More TOKENS than the tenant may have now: a 429 was sent. */
+bool tw_smp_throttled(struct tw_srv *s, struct tw_req *r, int64_t tokens);
 int tw_smp_load(struct tw_srv *s, struct tw_err *err);
 void tw_smp_end(struct tw_srv *s, struct tw_smp *p);
 void tw_smp_free_all(struct tw_srv *s);
+
+/* page.c: what a work that is done adds to the curves of its run. */
+int tw_curve_load(struct tw_srv *s, struct tw_err *err);      /* the last of each */
+void tw_curve_note(struct tw_srv *s, struct tw_trun *run, const struct tw_work *w);
 
 /* glue.c: between the engine's thread and this one. */
 int tw_glue_open(struct tw_srv *s, struct tw_err *err);

@@ -2,7 +2,8 @@
 #include "srv_priv.h"
 
 static const struct tw_endpoint *const tables[] = { tw_routes_session, tw_routes_future, tw_routes_futures,
-    tw_routes_run, tw_routes_train, tw_routes_smp, tw_routes_rest, tw_routes_ckpt, tw_routes_account,
+    tw_routes_run, tw_routes_train, tw_routes_smp, tw_routes_oai, tw_routes_page,
+    tw_routes_rest, tw_routes_ckpt, tw_routes_account,
     tw_routes_ops };
 
 /* "api/v1/training_runs/ * /checkpoints" against the segments. */
@@ -36,6 +37,24 @@ static const struct tw_endpoint *find(struct tw_req *r, bool *known)
     return NULL;
 }
 
+/* A browser's: the password is the key, or the name where there is none. */
+static const char *basic(struct tw_req *r, const char *text)
+{
+    struct tw_buf b = { 0 };
+    char *key = NULL, *colon;
+
+    if (!tw_buf_base64(&b, tw_str(text + strspn(text, " "))) && b.n && !memchr(b.p, 0, b.n)) {
+        key = tw_arena_dup(&r->arena, b.p, b.n);
+        colon = strchr(key, ':');
+        if (colon && colon[1])
+            key = colon + 1;
+        else if (colon)
+            *colon = 0;
+    }
+    tw_buf_free(&b);
+    return key;
+}
+
 static const char *key_of(struct tw_req *r)
 {
     const char *key = tw_req_header(r, "X-API-Key"), *bearer = tw_req_header(r, "Authorization");
@@ -44,6 +63,8 @@ static const char *key_of(struct tw_req *r)
         return key;
     if (bearer && !strncasecmp(bearer, "Bearer ", 7))
         return bearer + 7 + strspn(bearer + 7, " ");
+    if (bearer && !strncasecmp(bearer, "Basic ", 6))
+        return basic(r, bearer + 6);
     return NULL;
 }
 
@@ -69,6 +90,8 @@ void tw_route_begin(struct tw_req *r)
     if (!r->route->right)
         return;
     if (!key) {
+        if (r->nseg == 1)               /* the page: a browser asks for the key then */
+            tw_reply_header(r, "WWW-Authenticate", "Basic realm=\"tw-serve: the key is the password\"");
         tw_reply_error(r, 401, "a valid key is needed: X-API-Key, or Authorization: Bearer");
         return;
     }

@@ -219,7 +219,7 @@ void tw_smp_prepare(struct tw_srv *s, struct tw_future *f)
         w->sample.seed = strtoull(f->id + 4 + 16, NULL, 16);
 }
 
-static bool throttled(struct tw_srv *s, struct tw_req *r, int64_t tokens)
+bool tw_smp_throttled(struct tw_srv *s, struct tw_req *r, int64_t tokens)
 {
     struct tw_tenant *t = r->tenant;
     double wait = 1;
@@ -286,7 +286,7 @@ static void asample(struct tw_srv *s, struct tw_req *r)
             : NULL;
     if (f)
         tw_future_answer(s, f, r);
-    if (!p || f || throttled(s, r, w->sample.nprompt + w->sample.n * w->sample.max_tokens)) {
+    if (!p || f || tw_smp_throttled(s, r, w->sample.nprompt + w->sample.n * w->sample.max_tokens)) {
         tw_work_free(w);
         return;
     }

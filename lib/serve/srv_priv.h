@@ -65,6 +65,8 @@ struct tw_srv {
     int64_t tokens_trained, tokens_sampled;
     struct tw_worker *worker;
     const struct tw_limits *limits;
+    struct tw_chat *chat[3];            /* of texts: as the template says, without and with thinking; NULL:
+                                         * not yet opened */
     const char **name;                  /* [nname] of the base model */
     int nname;
     int64_t window;                     /* of the model, in tokens */
@@ -88,7 +90,8 @@ void tw_route_begin(struct tw_req *r);
 void tw_route_handle(struct tw_req *r);
 void tw_route_done(struct tw_req *r, int status, size_t in, size_t out, double seconds);
 extern const struct tw_endpoint tw_routes_session[], tw_routes_ops[], tw_routes_future[], tw_routes_futures[],
-    tw_routes_run[],    tw_routes_train[], tw_routes_smp[], tw_routes_rest[], tw_routes_ckpt[],
+    tw_routes_run[], tw_routes_train[], tw_routes_smp[], tw_routes_oai[], tw_routes_page[],
+    tw_routes_rest[], tw_routes_ckpt[],
     tw_routes_account[];                        /* each ends with method NULL */
 
 /* util.c */

@@ -2,7 +2,7 @@
 #ifndef TW_SERVE_STORE_SCHEMA_H
 #define TW_SERVE_STORE_SCHEMA_H
 
-#define TW_STORE_VERSION 1
+#define TW_STORE_VERSION 2
 
 /* step[v] brings a store of version v to v + 1. Times are seconds since 1970. */
 static const char *const tw_store_step[TW_STORE_VERSION] = {
@@ -29,7 +29,10 @@ static const char *const tw_store_step[TW_STORE_VERSION] = {
     "CREATE INDEX request_target ON request (target, seq);"
     "CREATE TABLE audit (n INTEGER PRIMARY KEY AUTOINCREMENT, time REAL NOT NULL, tenant TEXT NOT NULL,"
     " event TEXT NOT NULL, detail TEXT);"
-    "CREATE TABLE secret (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;"
+    "CREATE TABLE secret (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;",
+    /* The curves of runs. */
+    "CREATE TABLE point (run TEXT NOT NULL, name TEXT NOT NULL, step INTEGER NOT NULL, time REAL NOT NULL,"
+    " value REAL NOT NULL, PRIMARY KEY (run, name, step)) WITHOUT ROWID;"
 };
 
 #endif

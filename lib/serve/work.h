@@ -15,6 +15,8 @@
 #include "nn/optim.h"
 #include "run/sampling.h"
 
+struct tw_work;
+
 enum tw_verb {
     TW_CREATE,                  /* a model with a new adapter */
     TW_CREATE_FROM,             /* a model from a checkpoint: create.from, create.optimizer */
@@ -78,6 +80,17 @@ struct tw_load_args {
     bool optimizer;             /* moments and the count of steps, too; else they are reset */
 };
 
+/* One sample as text; everything lives in the work's arena. */
+struct tw_sampled {
+    const int32_t *token;
+    const float *logp;
+    int64_t n, top_n;
+    const int32_t *top_id;      /* [n, top_n], best first; -1: none */
+    const float *top_logp;
+    struct tw_str text;         /* without special tokens, up to a stop text */
+    bool length;                /* it ended for want of room */
+};
+
 struct tw_sample_args {
     const char *key;            /* of the weights; NULL: the base */
     const char *dir;            /* where they are when they are not in memory */
@@ -97,6 +110,11 @@ struct tw_sample_args {
     const int32_t *target;      /* [nprompt - 1, ntarget], -1: nothing is asked; NULL */
     int64_t ntarget;
     bool record;                /* record_stability_info */
+    /* For a caller that wants texts: KEEP fills out[n] in place of the protobuf message, and TEXT, when
+     * not NULL, gets whole characters as they come, on the engine thread. */
+    bool keep;
+    void (*text)(struct tw_work *w, int64_t sample, struct tw_str more);
+    struct tw_sampled *out;
 };
 
 /* What came of it. `proto` holds the protobuf message of forward_backward and sample, `json` the
