@@ -72,7 +72,8 @@ static bool is_stable(const struct tok_uni *u, enum tok_norm_kind kind, uint32_t
     if (kind != TOK_FORM_KC)
         return n == 1 && (uint32_t)d[0] == c;
     /* What decomposes canonically composes again. */
-    return n == tok_uni_decompose(c, canon, form_options(TOK_FORM_C)) && !memcmp(d, canon, (size_t)n * sizeof(*d));
+    return n == tok_uni_decompose(c, canon, form_options(TOK_FORM_C))
+            && !memcmp(d, canon, (size_t)n * sizeof(*d));
 }
 
 /* Canonical combining class; every character that has one is marked TOK_NFC. */

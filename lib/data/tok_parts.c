@@ -166,7 +166,8 @@ static const char punctuation[] =
     "\\x{1144B}-\\x{1144F}\\x{1145A}-\\x{1145B}\\x{1145D}\\x{11660}-\\x{1166C}\\x{116B9}"
     "\\x{1183B}\\x{11944}-\\x{11946}\\x{119E2}\\x{11A3F}-\\x{11A46}\\x{11A9A}-\\x{11A9C}"
     "\\x{11A9E}-\\x{11AA2}\\x{11C41}-\\x{11C45}\\x{11C70}-\\x{11C71}\\x{11EF7}-\\x{11EF8}"
-    "\\x{11FFF}\\x{12FF1}-\\x{12FF2}\\x{16E97}-\\x{16E9A}\\x{16FE2}\\x{1E95E}-\\x{1E95F}])[\\p{P}\\x{166D}\\x{111C9}$+<=>\\^`|~]";
+    "\\x{11FFF}\\x{12FF1}-\\x{12FF2}\\x{16E97}-\\x{16E9A}\\x{16FE2}\\x{1E95E}-\\x{1E95F}])"
+    "[\\p{P}\\x{166D}\\x{111C9}$+<=>\\^`|~]";
 
 /* Parts that are a Split under another name. */
 static int pre_named(struct tw_tok *t, struct tok_pre *s, struct tw_str type,

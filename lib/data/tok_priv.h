@@ -25,8 +25,9 @@ struct tok_uni {
 };
 void tok_uni_init(struct tok_uni *u);
 uint8_t tok_uni_high(uint32_t c);       /* class of a code point >= TOK_UNI_N */
-bool tok_uni_mark(const struct tok_uni *u, uint32_t c);             /* (tok_age.c) as StripAccents sees it */
-int tok_uni_decompose(uint32_t c, int32_t d[32], int options);      /* how many characters; utf8proc's options */
+/* As the reference's version of Unicode has it (tok_age.c). decompose: how many characters. */
+bool tok_uni_mark(const struct tok_uni *u, uint32_t c);
+int tok_uni_decompose(uint32_t c, int32_t d[32], int options);
 uint32_t tok_uni_lower(uint32_t c);
 bool tok_uni_word(uint32_t c);          /* \w as added tokens' single_word means it */
 
