@@ -123,7 +123,8 @@ static void give(struct tw_worker *k, struct tw_gen_job *j)
                 strlen(j->w->id), 0), .max_tokens = s->max_tokens, .stop = s->stop,
         .nstop = s->nstop, .stop_token = s->stop_token, .nstop_token = s->nstop_token,
         .ignore_eos = s->no_stop, .top_logprobs = s->top_sample,
-        .adapter = j->snap ? j->snap->a : NULL, .user = j, .text = s->text ? piece_text : NULL, .done = piece_done };
+        .adapter = j->snap ? j->snap->a : NULL, .user = j, .text = s->text ? piece_text : NULL,
+        .done = piece_done };
     j->piece = tw_xreallocarray(j->piece, (size_t)(j->npiece + 1), sizeof *j->piece);
     j->piece[j->npiece++] = g;
     j->given += n;

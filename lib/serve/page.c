@@ -274,7 +274,8 @@ static void get_points(struct tw_srv *s, struct tw_req *r)
     tw_jw_obj(&c.w);
     if (tw_store_read(s->store,
                 "SELECT name, step, value, time FROM (SELECT name, step, value, time,"
-                " row_number() OVER (PARTITION BY name ORDER BY step) AS k, count(*) OVER (PARTITION BY name) AS n"
+                " row_number() OVER (PARTITION BY name ORDER BY step) AS k,"
+                " count(*) OVER (PARTITION BY name) AS n"
                 " FROM point WHERE run = ?) WHERE k % (1 + n / ?) = 0 OR k = n ORDER BY name, step",
                 put_point, &c, &err, "ti", t->id, (int64_t)MOST_POINTS)) {
         tw_buf_free(&b);
