@@ -143,6 +143,36 @@ for name, total, L, H, nh, nkv, I in [
 dense('internlm3-8b', 8804241408, 'internlm3', 48, 4096, 32, 2, 128, 10240, 128512, False, bias=False, qkv_bias=False,
       rope_theta=5e7, rms_norm_eps=1e-5, max_position_embeddings=32768, rope_scaling=dict(rope_type='dynamic', factor=6.0))
 
+# Multimodal files: the text part, head size 256, a quarter of it rotated, three linear layers and one of attention.
+for name, total, L, H, nh, nkv, Hv, I, moe, tie in [
+        ('qwen3.5-0.8b', 752393024, 24, 1024, 8, 2, 16, 3584, None, True),
+        ('qwen3.5-2b', 1881825088, 24, 2048, 8, 2, 16, 6144, None, True),
+        ('qwen3.5-4b', 4205751296, 32, 2560, 16, 4, 32, 9216, None, True),
+        ('qwen3.5-9b', 8953803264, 32, 4096, 16, 4, 32, 12288, None, False),
+        ('qwen3.5-27b', 26895998464, 64, 5120, 24, 4, 48, 17408, None, False),
+        ('qwen3.5-35b-a3b', 34660610688, 40, 2048, 16, 2, 32, None, (256, 8, 512, 512), False),
+        ('qwen3.5-122b-a10b', 122111526912, 48, 3072, 32, 2, 64, None, (256, 8, 1024, 1024), False),
+        ('qwen3.5-397b-a17b', 396346350336, 60, 4096, 32, 2, 64, None, (512, 10, 1024, 1024), False),
+        ('qwen3-next-80b-a3b', 79674391296, 48, 2048, 16, 2, 32, 5120, (512, 10, 512, 512), False)]:
+    kind = 'qwen3_next' if 'next' in name else 'qwen3_5_moe' if moe else 'qwen3_5'
+    text = dict(num_hidden_layers=L, hidden_size=H, num_attention_heads=nh, num_key_value_heads=nkv, head_dim=256,
+                vocab_size=151936 if 'next' in name else 248320, linear_num_key_heads=16, linear_num_value_heads=Hv,
+                linear_key_head_dim=128, linear_value_head_dim=128, linear_conv_kernel_dim=4, full_attention_interval=4,
+                rms_norm_eps=1e-6, tie_word_embeddings=tie)
+    if I:
+        text['intermediate_size'] = I
+    if moe:
+        text.update(zip(('num_experts', 'num_experts_per_tok', 'moe_intermediate_size', 'shared_expert_intermediate_size'), moe))
+    if 'next' in name:
+        put(name, total, model_type=kind, **text, rope_theta=1e7, partial_rotary_factor=0.25, norm_topk_prob=True,
+            decoder_sparse_step=1, mlp_only_layers=[])
+    else:
+        text.update(model_type=kind + '_text', attn_output_gate=True, mamba_ssm_dtype='float32', mtp_num_hidden_layers=1,
+                    mtp_use_dedicated_embeddings=False, rope_parameters=dict(rope_type='default', rope_theta=1e7,
+                    partial_rotary_factor=0.25, mrope_section=[11, 11, 10], mrope_interleaved=True))
+        put(name, total, model_type=kind, text_config=text, vision_config=dict(depth=27), image_token_id=248056,
+            tie_word_embeddings=tie)
+
 with open(os.path.join(OUT, 'sizes.txt'), 'w') as f:
     for name, total in sizes:
         f.write('%s %d\n' % (name, total))
