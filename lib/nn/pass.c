@@ -73,23 +73,24 @@ static void start(struct walk *w)
         w->gx = tw_var_wide(&w->t, b->T, m->cfg.D)->v;
 }
 
-/* Through the two blocks of a layer. Without recording the residual stream is updated in place and
- * the memory of each block is used again by the next. */
+/* Through the two blocks of a layer. Without recording the memory of each block is used again by the
+ * next; no block adds to its input in place even then, since a GPU's products round such a sum once
+ * more: what is scored or replayed is what was trained. */
 static void layer_forward(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x,
         struct tw_var *out)
 {
     const struct tw_block *block[2] = { l->mixer->block, l->ffn->block };
+    size_t start = t->st->top, top;
+    struct tw_var *mid = tw_var_new(t, x->v.rows, x->v.cols);
 
-    for (int i = 0; i < 2; i++) {
-        size_t top = t->st->top;
-        struct tw_var *y = i == 1 || !t->record ? out : tw_var_new(t, x->v.rows, x->v.cols);
-
-        y->wide = t->b->ranks;
-        block[i]->forward(t, l, x, y);
-        if (!t->record)
-            t->st->top = top;
-        x = y;
-    }
+    mid->wide = out->wide = t->b->ranks;
+    top = t->st->top;
+    block[0]->forward(t, l, x, mid);
+    if (!t->record)
+        t->st->top = top;
+    block[1]->forward(t, l, mid, out);
+    if (!t->record)
+        t->st->top = start;
 }
 
 static struct tw_var *forward(struct walk *w)
