@@ -13,7 +13,7 @@ sdk_python()
         [ "$1" != cookbook ] || [ -z "${TW_TEST_SDK_SITE:-}" ] ||
             echo "$TW_TEST_SDK_SITE" >"$(echo "$dir_"/lib/python3*/site-packages)/also.pth"
         shift
-        "$dir_/bin/pip" install -q "$@" >&2 || { echo none; return; }
+        "$dir_/bin/pip" install -q $* >&2 || { echo none; return; }
         : >"$dir_/ready"
     fi
     echo "$dir_/bin/python"
