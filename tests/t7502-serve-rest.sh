@@ -97,6 +97,18 @@ r = wait(post(\"load_weights\", {\"session_id\": sid, \"model_seq_id\": 5, \"pat
 assert r[\"category\"] == \"user\", r
 "
 '
+test_case 'what was saved to train on may be sampled from; a wrong kind says what there is' '
+	serve_start
+	ask "$prepare
+path = lambda p: call(\"POST\", \"/api/v1/create_sampling_session\", {\"session_id\": sid, \"sampling_session_seq_id\": random.randrange(10 ** 6), \"model_path\": p})
+def probe(p):
+    return wait(sample(path(p).json[\"sampling_session_id\"], 0, prompt_logprobs=True)[\"request_id\"])
+assert probe(ck) == probe(s1) and probe(ck)[\"prompt_logprobs\"][1] < 0
+r = path(ck.replace(\"/weights/\", \"/sampler_weights/\"))
+assert r.status == 404 and \"there is weights/ck\" in r.json[\"detail\"], r.body
+assert path(\"tinker://nonsense\").status == 404 and path(\"/etc/passwd\").status == 404
+"
+'
 test_case 'downloads by signed links, an archive, a copy made once' '
 	serve_start --state st
 	ask "$prepare

@@ -350,6 +350,28 @@ void tw_save_finish(struct tw_srv *s, struct tw_future *f, struct tw_work *w)
     }
 }
 
+/* Says what there is under the same name where the kind that was asked for is not. */
+static void other_kind(struct tw_srv *s, struct tw_tenant *t, struct tw_str path, char why[160])
+{
+    static const char *const kind[] = { "weights", "sampler_weights", "external_weights" };
+    const char *a = path.n ? memchr(path.p, '/', path.n) : NULL, *b;
+    char key[512];
+
+    snprintf(why, 160, "no such checkpoint");
+    b = a ? memchr(a + 1, '/', path.n - (size_t)(a + 1 - path.p)) : NULL;
+    for (int i = 0; b && path.n < 400 && i < 3; i++) {
+        struct tw_saved *c;
+
+        snprintf(key, sizeof key, "%.*s/%s%.*s", (int)(a - path.p), path.p, kind[i],
+                (int)(path.n - (size_t)(b - path.p)), b);
+        c = tw_map_gets(&s->ckpts, key);
+        if (c && (c->tenant == t || c->public)) {
+            snprintf(why, 160, "no such checkpoint; there is %s/%.100s", kind[i], c->name);
+            return;
+        }
+    }
+}
+
 struct tw_saved *tw_saved_find(struct tw_srv *s, struct tw_tenant *t, struct tw_str path, char why[160])
 {
     struct tw_saved *c = NULL;
@@ -367,7 +389,7 @@ struct tw_saved *tw_saved_find(struct tw_srv *s, struct tw_tenant *t, struct tw_
         return NULL;
     }
     if (!c)
-        snprintf(why, 160, "no such checkpoint");
+        other_kind(s, t, (struct tw_str){ path.p + skip, path.n - skip }, why);
     return c;
 }
 

@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/signalfd.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define TICK_S 0.5
@@ -273,6 +274,7 @@ int tw_serve(const struct tw_serve_opts *o, struct tw_err *err)
 {
     struct tw_srv s = { .o = o, .started = tw_wall() };
     sigset_t set;
+    mode_t mask = umask(077);                   /* the state is nobody else's to read */
     int sigfd = signals(&set, err), ret = -1;
 
     name_model(&s);
@@ -284,5 +286,6 @@ int tw_serve(const struct tw_serve_opts *o, struct tw_err *err)
     close_all(&s);
     if (sigfd >= 0)
         close(sigfd);
+    umask(mask);
     return ret;
 }
