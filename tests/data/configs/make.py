@@ -67,35 +67,6 @@ for name, total, L, H, nh, nkv, I, E, K, Im, Is in [
           rope_theta=1e6)
 
 
-def hybrid(name, total, kind, L, H, nh, nkv, Hv, V, tie, **more):
-    inner = dict(num_hidden_layers=L, hidden_size=H, num_attention_heads=nh, num_key_value_heads=nkv, head_dim=256,
-                 linear_num_key_heads=16, linear_num_value_heads=Hv, linear_key_head_dim=128, linear_value_head_dim=128,
-                 linear_conv_kernel_dim=4, vocab_size=V, rms_norm_eps=1e-6, max_position_embeddings=262144,
-                 full_attention_interval=4, **more)
-    if kind == 'qwen3_next':
-        put(name, total, model_type=kind, tie_word_embeddings=tie, rope_theta=1e7, partial_rotary_factor=0.25, **inner)
-        return
-    rope = dict(rope_type='default', rope_theta=1e7, partial_rotary_factor=0.25, mrope_section=[11, 11, 10], mrope_interleaved=True)
-    put(name, total, model_type=kind, tie_word_embeddings=tie, vision_config={}, text_config=dict(model_type=kind + '_text',
-        attn_output_gate=True, mamba_ssm_dtype='float32', mtp_num_hidden_layers=1, mtp_use_dedicated_embeddings=False,
-        rope_parameters=rope, **inner))
-
-
-for name, total, L, H, nh, nkv, Hv, I, tie in [
-        ('qwen3.5-0.8b', 752393024, 24, 1024, 8, 2, 16, 3584, True), ('qwen3.5-2b', 1881825088, 24, 2048, 8, 2, 16, 6144, True),
-        ('qwen3.5-4b', 4205751296, 32, 2560, 16, 4, 32, 9216, True), ('qwen3.5-9b', 8953803264, 32, 4096, 16, 4, 32, 12288, False),
-        ('qwen3.5-27b', 26895998464, 64, 5120, 24, 4, 48, 17408, False)]:
-    hybrid(name, total, 'qwen3_5', L, H, nh, nkv, Hv, 248320, tie, intermediate_size=I)
-for name, total, L, H, nh, nkv, Hv, E, K, Im, Is in [
-        ('qwen3.5-35b-a3b', 34660610688, 40, 2048, 16, 2, 32, 256, 8, 512, 512),
-        ('qwen3.5-122b-a10b', 122111526912, 48, 3072, 32, 2, 64, 256, 8, 1024, 1024),
-        ('qwen3.5-397b-a17b', 396346350336, 60, 4096, 32, 2, 64, 512, 10, 1024, 1024)]:
-    hybrid(name, total, 'qwen3_5_moe', L, H, nh, nkv, Hv, 248320, False, num_experts=E, num_experts_per_tok=K,
-           moe_intermediate_size=Im, shared_expert_intermediate_size=Is)
-hybrid('qwen3-next-80b-a3b', 79674391296, 'qwen3_next', 48, 2048, 16, 2, 32, 151936, False, num_experts=512,
-       num_experts_per_tok=10, moe_intermediate_size=512, shared_expert_intermediate_size=512, norm_topk_prob=True,
-       intermediate_size=5120, decoder_sparse_step=1, mlp_only_layers=[])
-
 YARN = dict(type='yarn', factor=40, original_max_position_embeddings=4096, beta_fast=32, beta_slow=1)
 MLA = dict(kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, max_position_embeddings=163840,
            rope_theta=10000, rms_norm_eps=1e-6, moe_layer_freq=1, tie_word_embeddings=False, attention_bias=False)
