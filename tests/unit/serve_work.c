@@ -22,6 +22,7 @@ static struct tw_limits limits;
 struct answer {
     struct tw_result r;
     bool there;
+    int64_t order;              /* how many answers there were before */
 };
 
 static void done(struct tw_work *w)
@@ -36,6 +37,7 @@ static void done(struct tw_work *w)
         a->r = w->result;
         memset(&w->result, 0, sizeof w->result);
         a->there = true;
+        a->order = answered;
     } else if (w->result.category) {
         printf("# %s: %s\n", w->model ? w->model : "sample", w->result.error.p);
     }
@@ -436,6 +438,28 @@ static void a_checkpoint_goes_on(void)
     tw_worker_close(k, true);
 }
 
+/* A request of many passes leaves room: another tenant's step and samples come back before it. */
+static void the_small_do_not_wait_for_the_large(void)
+{
+    struct tw_worker *k = open_worker("swap", 64, 64);
+    struct answer large = { 0 }, small = { 0 }, sampled = { 0 };
+
+    create(k, "a", "ma", 0, NULL);
+    create(k, "b", "mb", 1, NULL);
+    wait_all();
+    submit(k, fb_work(0, 0, 600, false, 0), "a", "ma", 1, &large);
+    submit(k, sample_work(NULL, NULL, 3), "b", NULL, 0, &sampled);
+    submit(k, fb_work(1, 0, 2, false, 0), "b", "mb", 1, NULL);
+    submit(k, optim_work(), "b", "mb", 2, &small);
+    wait_all();
+    CHECK(!large.r.category && !small.r.category && !sampled.r.category);
+    CHECK(small.order < large.order && sampled.order < large.order);
+    forget(&large);
+    forget(&small);
+    forget(&sampled);
+    tw_worker_close(k, true);
+}
+
 int main(void)
 {
     struct tw_err err = { 0 };
@@ -448,6 +472,7 @@ int main(void)
     RUN(a_request_that_overflows_touches_nobody);
     RUN(samplers_are_frozen);
     RUN(a_checkpoint_goes_on);
+    RUN(the_small_do_not_wait_for_the_large);
     tw_rmtree(top, &err);
     return test_end();
 }
