@@ -10,6 +10,8 @@
 #include <zstd.h>
 
 #define FD_RESERVE 200              /* descriptors that are not connections: files, the store, ... */
+#define CONNECTION_BYTES 131072     /* its buffer; touched only as far as it is used */
+#define RESERVED (6u << 20)         /* at most, for a body before it came */
 #define SWALLOWED 4                 /* times the longest body */
 #define SLOW_BYTES 65536.0          /* bytes a second that a body or a reply has to keep up */
 
@@ -243,6 +245,15 @@ static bool swallow(struct tw_req *r)
             (!length || strtoull(length, NULL, 10) <= SWALLOWED * r->state->http->o.max_body);
 }
 
+/* Room for what was announced, in reason: a body that grows is copied again and again. */
+static void reserve(struct tw_req *r)
+{
+    const char *length = tw_req_header(r, "Content-Length");
+    unsigned long long n = length ? strtoull(length, NULL, 10) : 0;
+
+    tw_buf_grow(&r->state->body, n < RESERVED ? (size_t)n : RESERVED);
+}
+
 static enum MHD_Result take_body(struct tw_req *r, const char *data, size_t n)
 {
     struct tw_httpd_state *s = r->state;
@@ -257,6 +268,8 @@ static enum MHD_Result take_body(struct tw_req *r, const char *data, size_t n)
     }
     if (s->answered)
         return MHD_YES;
+    if (!s->body.p)
+        reserve(r);
     tw_buf_add(&s->body, data, n);
     s->http->bodies += s->body.cap - cap;
     return MHD_YES;
@@ -376,6 +389,7 @@ static int start(struct tw_httpd *h, struct tw_err *err)
             MHD_OPTION_ARRAY, h->cert ? tls : tls + 2,
             MHD_OPTION_LISTEN_SOCKET, h->listen_fd,
             MHD_OPTION_CONNECTION_LIMIT, (unsigned)h->limit,
+            MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES,
             MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)h->o.idle_s,
             MHD_OPTION_URI_LOG_CALLBACK, on_uri, h,
             MHD_OPTION_UNESCAPE_CALLBACK, keep_uri, h,

@@ -165,7 +165,7 @@ static int read_json(struct tw_work *w, const struct tw_limits *l, bool forward_
     }
 }
 
-/* Some clients write numbers that JSON does not have. Read as null they fail that request, with its
+/* Some clients write numbers that JSON does not have. Read as texts they fail that request, with its
  * number known; not read they would hold up those behind it. */
 static struct tw_str without_nan(struct tw_arena *a, struct tw_str body)
 {
@@ -183,9 +183,9 @@ static struct tw_str without_nan(struct tw_arena *a, struct tw_str body)
 
             if (body.n - i < n || memcmp(out + i, word[k], n))
                 continue;
-            /* three letters are too few for null: a text is no number either */
+            /* a text is no number; null would be one that is absent */
             memset(out + i, ' ', n);
-            memcpy(out + i, n > 3 ? "null" : "\"\"", n > 3 ? 4 : 2);
+            memcpy(out + i, "\"\"", 2);
             found = true;
         }
     }

@@ -13,6 +13,8 @@
 
 #define MAX_VALUES 24
 #define GROUP_MAX 512               /* operations in one commit */
+#define LOG_PAGES 4000              /* of the log before it is tidied; LOG_MAX: the writer waits for that */
+#define LOG_MAX 60000
 
 struct value {
     char type;
@@ -55,6 +57,10 @@ struct tw_store {
     struct tw_mail *first, **last;
     int64_t queued;
     bool running, stop;
+    sqlite3 *tidy;                  /* moves what is in the log into the database, beside the writer */
+    pthread_t tidier;
+    pthread_cond_t untidy;
+    int64_t log_pages;
 };
 
 struct tw_op *tw_op_new(void (*done)(void *arg, struct tw_op *o), void *arg)
@@ -266,6 +272,38 @@ static void *writer(void *arg)
     return NULL;
 }
 
+/* The log is of N pages after a commit. */
+static int on_commit(void *arg, sqlite3 *db, const char *name, int n)
+{
+    struct tw_store *s = arg;
+
+    if (n > LOG_MAX)
+        sqlite3_wal_checkpoint_v2(db, name, SQLITE_CHECKPOINT_PASSIVE, NULL, NULL);
+    pthread_mutex_lock(&s->lock);
+    s->log_pages = n;
+    if (n > LOG_PAGES)
+        pthread_cond_signal(&s->untidy);
+    pthread_mutex_unlock(&s->lock);
+    return SQLITE_OK;
+}
+
+static void *tidy(void *arg)
+{
+    struct tw_store *s = arg;
+
+    pthread_mutex_lock(&s->lock);
+    while (!s->stop) {
+        while (!s->stop && s->log_pages <= LOG_PAGES)
+            pthread_cond_wait(&s->untidy, &s->lock);
+        s->log_pages = 0;                       /* until the next commit says */
+        pthread_mutex_unlock(&s->lock);
+        sqlite3_wal_checkpoint_v2(s->tidy, NULL, SQLITE_CHECKPOINT_PASSIVE, NULL, NULL);
+        pthread_mutex_lock(&s->lock);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
 void tw_store_submit(struct tw_store *s, struct tw_op *o)
 {
     o->mail.next = NULL;
@@ -273,21 +311,18 @@ void tw_store_submit(struct tw_store *s, struct tw_op *o)
     *s->last = &o->mail;
     s->last = &o->mail.next;
     s->queued++;
-    if (!s->running)
+    if (!s->running) {
         s->running = !pthread_create(&s->thread, NULL, writer, s);
+        if (pthread_create(&s->tidier, NULL, tidy, s)) {
+            sqlite3_close(s->tidy);             /* then the writer does it, when it must */
+            s->tidy = NULL;
+        }
+    }
     pthread_cond_signal(&s->more);
     pthread_mutex_unlock(&s->lock);
 }
 
-int64_t tw_store_queued(struct tw_store *s)
-{
-    int64_t n;
-
-    pthread_mutex_lock(&s->lock);
-    n = s->queued;
-    pthread_mutex_unlock(&s->lock);
-    return n;
-}
+int64_t tw_store_queued(struct tw_store *s) { return __atomic_load_n(&s->queued, __ATOMIC_RELAXED); }
 
 int tw_store_read(struct tw_store *s, const char *sql, int (*row)(void *arg, const struct tw_row *r), void *arg,
         struct tw_err *err, const char *types, ...)
@@ -400,6 +435,7 @@ struct tw_store *tw_store_open(const char *dir, struct tw_mailbox *box, struct t
 {
     struct tw_store *s = tw_xcalloc(1, sizeof *s);
     char *path = tw_path_join(dir, "state.db");
+    struct conn log = { 0 };
 
     s->dir = tw_mkdirs(dir, err) ? NULL : realpath(dir, NULL);
     if (!s->dir)
@@ -409,15 +445,19 @@ struct tw_store *tw_store_open(const char *dir, struct tw_mailbox *box, struct t
     s->lock_fd = -1;
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->more, NULL);
+    pthread_cond_init(&s->untidy, NULL);
     if (err->code || lock_dir(s, err) ||
             open_conn(&s->write, path, "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;"
-                " PRAGMA wal_autocheckpoint = 4000; PRAGMA journal_size_limit = 67108864;"
+                " PRAGMA journal_size_limit = 67108864;"
                 " PRAGMA cache_size = -16384; PRAGMA foreign_keys = OFF", err) ||
-            open_conn(&s->read, path, "PRAGMA cache_size = -8192", err) || migrate(s, path, err)) {
+            open_conn(&s->read, path, "PRAGMA cache_size = -8192", err) || migrate(s, path, err) ||
+            open_conn(&log, path, "PRAGMA cache_size = -2048", err)) {
         free(path);
         tw_store_close(s);
         return NULL;
     }
+    s->tidy = log.db;
+    sqlite3_wal_hook(s->write.db, on_commit, s);
     free(path);
     return s;
 }
@@ -439,14 +479,20 @@ void tw_store_close(struct tw_store *s)
     s->stop = true;
     pthread_cond_signal(&s->more);
     pthread_mutex_unlock(&s->lock);
-    if (s->running)
+    if (s->running) {
         pthread_join(s->thread, NULL);
+        pthread_cond_signal(&s->untidy);
+        if (s->tidy)
+            pthread_join(s->tidier, NULL);
+    }
+    sqlite3_close(s->tidy);
     close_conn(&s->read);
     close_conn(&s->write);
     if (s->lock_fd >= 0)
         close(s->lock_fd);
     pthread_mutex_destroy(&s->lock);
     pthread_cond_destroy(&s->more);
+    pthread_cond_destroy(&s->untidy);
     free(s->dir);
     free(s);
 }
