@@ -6,10 +6,11 @@
 # inject SPEC: runs the command with one call that fails.
 inject()
 {
-	env LD_PRELOAD="$TW_BUILD/tests/inject.so" TW_INJECT_PATH=file TW_INJECT="$1" io file
+	env LD_PRELOAD="$TW_BUILD/tests/inject.so" TW_INJECT_PATH="${2:-file}" TW_INJECT="$1" io file
 }
 
 test_case 'the library that injects failures counts calls' '
+	export TW_INJECT_NAMED=1
 	LD_PRELOAD="$TW_BUILD/tests/inject.so" TW_INJECT_PATH=file TW_INJECT_COUNT=count io file
 	test_equal "$(grep -c ^write count)" 301
 	test_equal "$(grep -c ^fsync count)" 1
@@ -18,6 +19,7 @@ test_case 'the library that injects failures counts calls' '
 	test_equal "$(wc -c <file | tr -d " ")" 300000
 '
 test_case 'each failure leaves the old file and nothing else' '
+	export TW_INJECT_NAMED=1
 	echo old >file
 	for at in open:1 write:1 write:2 write:150 write:300 write:301 write:301:EIO fsync:1 rename:1; do
 	    test_exit 1 inject $at 2>err
@@ -29,6 +31,23 @@ test_case 'each failure leaves the old file and nothing else' '
 	done
 	inject write:302
 	test_equal "$(wc -c <file | tr -d " ")" 300000
+'
+test_case 'the same of a file that has no name until it is whole' '
+	: >file
+	LD_PRELOAD="$TW_BUILD/tests/inject.so" TW_INJECT_PATH="#" TW_INJECT_COUNT=count io file
+	[ -s count ] || test_skip "no files without a name here"
+	test_equal "$(cut -d " " -f 1 count | sort | uniq -c | tr -s " " | tr "\n" ,)" " 1 fsync, 1 link, 301 write,"
+	rm count
+	echo old >file
+	for at in write:1 write:150 write:301 write:301:EIO fsync:1 link:1; do
+	    test_exit 1 inject $at "#" 2>err
+	    test_text err "file: cannot write: "
+	    test_equal "$(cat file)" old
+	    test_equal "$(ls -A | tr "\n" " ")" "err file "
+	done
+	test_exit 1 inject rename:1 2>err
+	test_equal "$(cat file)" old
+	test_equal "$(ls -A | tr "\n" " ")" "err file "
 '
 test_case 'a small file system that fills up' '
 	mkdir disk

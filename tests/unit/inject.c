@@ -2,7 +2,8 @@
  * rename, "write:1:EIO" the first write with EIO (ENOSPC otherwise), "fsync:2+" the second fsync and
  * all after it. TW_INJECT_PATH limits it to files whose path holds that text. TW_INJECT_COUNT names
  * a file to which each counted call adds a line, so that a test can learn how many there are.
- * Kinds: open (for writing), write (also what stdio writes), fsync, rename. */
+ * Kinds: open (for writing), write (also what stdio writes), fsync, link, rename. A file without a
+ * name has the path FOLDER/#NUMBER (deleted); with TW_INJECT_NAMED there are none such. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -139,15 +140,28 @@ int renameat(int a, const char *from, int b, const char *to)
     return fails("rename", to) ? -1 : NEXT(renameat)(a, from, b, to);
 }
 
+int linkat(int a, const char *from, int b, const char *to, int flags)
+{
+    char path[PATH_MAX];
+    ssize_t n = readlink(from, path, PATH_MAX - 1);
+
+    path[n < 0 ? 0 : n] = 0;
+    return fails("link", path) ? -1 : NEXT(linkat)(a, from, b, to, flags);
+}
+
 int open(const char *path, int flags, ...)
 {
     mode_t mode = 0;
     va_list ap;
 
-    if (flags & O_CREAT) {
+    if (flags & O_CREAT || (flags & O_TMPFILE) == O_TMPFILE) {
         va_start(ap, flags);
         mode = (mode_t)va_arg(ap, int);
         va_end(ap);
+    }
+    if ((flags & O_TMPFILE) == O_TMPFILE && getenv("TW_INJECT_NAMED")) {
+        errno = EOPNOTSUPP;
+        return -1;
     }
     if ((flags & (O_WRONLY | O_RDWR)) && fails("open", path))
         return -1;
