@@ -26,8 +26,8 @@ for l in open(\"log/metrics.jsonl\"):
 }
 cookbook()
 {
-    sdk_or_skip cookbook "tinker==0.38.0 chz datasets torch transformers termcolor blobfile cloudpickle aiohttp
-        pillow tiktoken sympy pylatexenc math-verify"
+    sdk_or_skip cookbook tinker==0.38.0 chz datasets torch transformers termcolor blobfile cloudpickle aiohttp \
+        pillow tiktoken sympy pylatexenc math-verify
     "$PY" -c 'import tinker_cookbook' 2>/dev/null || "${PY%python}pip" install -q --no-deps tinker_cookbook==0.6.1
     "$PY" "$TOP/tests/serve_cookbook.py" "$TW_SHARE/models/tiny"
 }
