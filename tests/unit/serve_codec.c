@@ -210,7 +210,7 @@ static void numbers_that_json_does_not_have(void)
     check_json(TW_FORWARD_BACKWARD, FB(TARGET ",\"weights\":{\"data\":[1,NaN],\"dtype\":\"float32\"}"),
             "data[0].loss_fn_inputs: \"\" is not a number");
     check_json(TW_FORWARD_BACKWARD, FB(TARGET ",\"weights\":{\"data\":[1,-Infinity],\"dtype\":\"float32\"}"),
-            "data[0].loss_fn_inputs: null is not a number");
+            "data[0].loss_fn_inputs: \"\" is not a number");
 }
 
 static void settings_of_models_and_steps(void)
