@@ -73,4 +73,10 @@ test_case 'no line is much longer than 100 columns and none ends in a blank' '
 	head "$TMP/wide"
 	[ ! -s "$TMP/wide" ]
 '
+test_case 'the top level holds what the README names and nothing that a test left there' '
+	cd "$TOP"
+	git ls-files >"$TMP/files" 2>/dev/null && [ -s "$TMP/files" ] || test_skip "not a git checkout"
+	sed "s,/.*,," "$TMP/files" | sort -u | grep -v "^\." | tr "\n" " " >"$TMP/top"
+	test_equal "$(cat "$TMP/top")" "LICENSE Makefile README cmd completions examples kernels lib man share tests "
+'
 test_done

@@ -1,6 +1,7 @@
 /* oai_read.c - what OpenAI's requests ask for. What we do not know is refused by its name: a setting that
  * is ignored would give other answers than were asked for. */
 #include "oai.h"
+#include "read_priv.h"
 #include <inttypes.h>
 
 void tw_oai_error(struct tw_req *r, int status, const char *fmt, ...)
@@ -83,17 +84,6 @@ static int number(const struct tw_json *j, const char *key, double *out, double 
     return got < 0 ? -1 : 0;
 }
 
-static int whole(const struct tw_json *j, const char *key, int64_t *out, int64_t lo, int64_t hi,
-        struct tw_err *err)
-{
-    int got = tw_json_get_int(j, key, out, err);
-
-    if (got > 0 && (*out < lo || *out > hi))
-        return tw_fail(err, NULL, 0, "%s: %" PRId64 " is not in [%" PRId64 ", %" PRId64 "]", key, *out,
-                lo, hi);
-    return got < 0 ? -1 : 0;
-}
-
 static int read_stops(struct tw_oai *c, const struct tw_json *j, struct tw_sample_args *s, struct tw_err *err)
 {
     const struct tw_json *v = tw_json_get(j, "stop"), *ids = tw_json_get(j, "stop_token_ids");
@@ -132,10 +122,10 @@ static int read_sampling(struct tw_oai *c, const struct tw_json *j, struct tw_sa
 
     *o = (struct tw_sampling){ .temperature = 1, .top_p = 1, .repetition = 1 };
     s->max_tokens = c->chat ? -1 : 16;
-    if (whole(j, "max_tokens", &s->max_tokens, 1, INT32_MAX, err) ||
-            whole(j, "max_completion_tokens", &s->max_tokens, 1, INT32_MAX, err) ||
-            whole(j, "n", &c->n, 1, c->s->limits->max_samples, err) ||
-            whole(j, "top_k", &o->top_k, -1, INT32_MAX, err) ||
+    if (tw_read_whole(j, "max_tokens", &s->max_tokens, 1, INT32_MAX, err) ||
+            tw_read_whole(j, "max_completion_tokens", &s->max_tokens, 1, INT32_MAX, err) ||
+            tw_read_whole(j, "n", &c->n, 1, c->s->limits->max_samples, err) ||
+            tw_read_whole(j, "top_k", &o->top_k, -1, INT32_MAX, err) ||
             number(j, "temperature", &o->temperature, 0, 1000, err) ||
             number(j, "top_p", &o->top_p, 1e-12, 1, err) || number(j, "min_p", &o->min_p, 0, 1, err) ||
             number(j, "presence_penalty", &o->presence, -100, 100, err) ||
@@ -158,7 +148,7 @@ static int read_output(struct tw_oai *c, const struct tw_json *j, struct tw_err 
     if (tw_json_get_bool(j, "stream", &c->stream, err) < 0 ||
             (c->chat && tw_json_get_bool(j, "logprobs", &c->logprobs, err) < 0) ||
             (!c->chat && tw_json_get_bool(j, "echo", &c->echo, err) < 0) ||
-            whole(j, c->chat ? "top_logprobs" : "logprobs", &c->top, 0, TW_OAI_TOP, err))
+            tw_read_whole(j, c->chat ? "top_logprobs" : "logprobs", &c->top, 0, TW_OAI_TOP, err))
         return -1;
     if (!c->chat)
         c->logprobs = tw_json_has(j, "logprobs") && tw_json_get(j, "logprobs");

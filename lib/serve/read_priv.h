@@ -16,6 +16,9 @@ int tw_read_input(struct tw_arena *a, const struct tw_json *input, const char *w
 /* TensorData. */
 int tw_read_tensor(struct tw_arena *a, const struct tw_json *v, const char *where,
         struct tw_tensor_in *t, struct tw_err *err);
+/* A field that is an integer in [LO, HI], or absent: then *OUT stays. */
+int tw_read_whole(const struct tw_json *obj, const char *key, int64_t *out, int64_t lo, int64_t hi,
+        struct tw_err *err);
 /* A seed may be any integer that a client can write: what does not fit is folded. */
 int tw_work_seed(const struct tw_json *obj, const char *key, uint64_t *seed, bool *given,
         struct tw_err *err);

@@ -3,7 +3,7 @@
 #include <inttypes.h>
 #include <math.h>
 
-static int whole(const struct tw_json *obj, const char *key, int64_t *out, int64_t lo, int64_t hi,
+int tw_read_whole(const struct tw_json *obj, const char *key, int64_t *out, int64_t lo, int64_t hi,
         struct tw_err *err)
 {
     int got = tw_json_get_int(obj, key, out, err);
@@ -69,8 +69,8 @@ static int read_params(struct tw_sample_args *s, const struct tw_limits *l, stru
         return 0;
     if (p->type != TW_JOBJ)
         return tw_fail(err, NULL, 0, "sampling_params is not an object");
-    if (whole(p, "max_tokens", &s->max_tokens, 1, INT32_MAX, err) ||
-            whole(p, "top_k", &o->top_k, -1, INT32_MAX, err) ||
+    if (tw_read_whole(p, "max_tokens", &s->max_tokens, 1, INT32_MAX, err) ||
+            tw_read_whole(p, "top_k", &o->top_k, -1, INT32_MAX, err) ||
             tw_json_get_num(p, "temperature", &o->temperature, err) < 0 ||
             tw_json_get_num(p, "top_p", &o->top_p, err) < 0 ||
             tw_work_seed(p, "seed", &s->seed, &s->seeded, err))
@@ -144,13 +144,13 @@ int tw_read_sample(struct tw_work *w, const struct tw_limits *l, const struct tw
     if (tw_read_input(&w->arena, tw_json_get(body, "prompt"), "prompt", &prompt, &s->nprompt, err))
         return -1;
     s->prompt = prompt;
-    if (whole(body, "num_samples", &s->n, 1, l->max_samples, err) ||
+    if (tw_read_whole(body, "num_samples", &s->n, 1, l->max_samples, err) ||
             tw_json_get_bool(body, "prompt_logprobs", &s->prompt_logprobs, err) < 0 ||
             tw_json_get_bool(body, "record_stability_info", &s->record, err) < 0 ||
-            whole(body, "prompt_logprobs_last_n", &s->last_n, 0, INT32_MAX, err) ||
-            whole(body, "topk_prompt_logprobs", &s->top_prompt, 0, most, err) ||
-            whole(body, "topk_sample_logprobs", &s->top_sample, 0, most, err) ||
-            whole(body, "prompt_alt_tokens_k", &s->alt, 0, most, err) ||
+            tw_read_whole(body, "prompt_logprobs_last_n", &s->last_n, 0, INT32_MAX, err) ||
+            tw_read_whole(body, "topk_prompt_logprobs", &s->top_prompt, 0, most, err) ||
+            tw_read_whole(body, "topk_sample_logprobs", &s->top_sample, 0, most, err) ||
+            tw_read_whole(body, "prompt_alt_tokens_k", &s->alt, 0, most, err) ||
             read_params(s, l, &w->arena, tw_json_get(body, "sampling_params"), err) ||
             check(s, l, err))
         return -1;
