@@ -53,7 +53,7 @@ NVCCFLAGS = -O3 -std=c++17 -Ilib -Ikernels -Xcompiler -fPIC,-Wall,-fvisibility=h
 # In tests/unit: ref*.c and help_*.c are linked into the programs that call them, inject.c is
 # preloaded into commands, golden-*.c are programs that need cases to run on; each other file is a
 # test program.
-LIB_SRC := $(filter-out $(SKIP),$(wildcard lib/*/*.c lib/*/*/*.c))
+LIB_SRC := $(wildcard lib/*/*.c lib/*/*/*.c)
 CMD_SRC := $(wildcard cmd/tw-*.c)
 CU_SRC := $(wildcard kernels/*.cu)
 HELP_SRC := $(wildcard tests/unit/ref*.c tests/unit/help_*.c)
@@ -179,7 +179,7 @@ asan:
 
 FUZZ_SAN = -O1 -g -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
 fuzz:
-	@$(MAKE) --no-print-directory B=build-fuzz CC=clang OPT='$(FUZZ_SAN)' CUDA=0 SKIP='lib/nn/cpu/%' \
+	@$(MAKE) --no-print-directory B=build-fuzz CC=clang OPT='$(FUZZ_SAN)' CUDA=0 \
 	    CPPFLAGS=-DTOK_CACHE_BITS=8 fuzz-run
 fuzz-run: $(FUZZ)
 	@for f in $(call pick,$(FUZZ)); do n=$${f##*/}; mkdir -p $B/corpus/$$n $B/crash; \
@@ -192,8 +192,7 @@ fuzz-run: $(FUZZ)
 
 COVER = -O1 -g -fsanitize=fuzzer-no-link -fprofile-instr-generate -fcoverage-mapping
 fuzz-cover:
-	@$(MAKE) --no-print-directory B=build-cover CC=clang OPT='$(COVER)' CUDA=0 SKIP='lib/nn/cpu/%' \
-	    fuzz-cover-run
+	@$(MAKE) --no-print-directory B=build-cover CC=clang OPT='$(COVER)' CUDA=0 fuzz-cover-run
 fuzz-cover-run: $(FUZZ)
 	@sh tests/fuzz/cover.sh $B $(call pick,$(FUZZ))
 

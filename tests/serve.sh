@@ -9,7 +9,7 @@ serve_start()
     tw-serve -m "${SERVE_MODEL:-tiny}" --listen "${SERVE_LISTEN:-127.0.0.1:0}" "$@" >serve.out 2>>serve.err &
     PID=$!
     trap 'kill -9 $PID 2>/dev/null || :' EXIT
-    for i_ in $(seq 300); do
+    for i_ in $(seq 2400); do
         [ ! -s serve.out ] || break
         kill -0 $PID 2>/dev/null || break
         sleep 0.05
