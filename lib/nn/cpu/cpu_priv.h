@@ -160,7 +160,7 @@ enum tw_bkind {
 struct tw_factors {
     const float *a;
     int64_t lda, s;
-    bool a_cols;                /* A(r, s) = a[s * lda + r], else a[r * lda + s] */
+    bool a_cols;                /* A(r, s) = a[s * lda + r] and B in rows: a sum over tokens */
     enum tw_bkind bkind;
     const void *b;
     int64_t ldb;
@@ -186,14 +186,15 @@ struct tw_gemm {
     int64_t ncut;               /* only devices whose unit16 is more than one look at them */
     float *c;
     int64_t ldc;
+    /* With a_cols the chain goes on from what c holds, and that is all; side and more are none. */
     bool c_panel;               /* C(r, n) = c[(n / 16) * 16 * m + r * 16 + n % 16] */
     bool c_cols;                /* C(r, n) = c[n * ldc + r] */
-    bool cont;                  /* the chain goes on from what c holds */
-    float scale;                /* then times scale, plus bias, plus res, each rounded */
+    float scale;                /* else times scale, plus bias, plus res, each rounded */
     const float *bias, *res;
     int64_t ldres;
 };
 void tw_cpu_gemm(struct tw_cpu *d, const struct tw_gemm *g);
+void tw_cpu_gemm_tokens(struct tw_cpu *d, const struct tw_gemm *g);     /* where a_cols */
 /* max + log(sum): of a row of scores. */
 float tw_cpu_lse(float max, float sum);
 /* wt = rows [n0, n0 + n) of W transposed: panels of W's columns over them, in W's dtype. */

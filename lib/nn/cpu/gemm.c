@@ -23,13 +23,6 @@ struct job {
     int64_t s, kc;              /* length of the sum and of a block, in words */
     int mr, pr;
     bool strips, sides;         /* the way of strips; its items do side products as well */
-    const struct step *step;    /* NULL: pair i of the sum is 2i and 2i + 1 */
-};
-
-/* Sixteen pairs of a sum over tokens where their place decides how they are added: N tokens from T
- * on, in one sequence. */
-struct step {
-    int64_t t, n;
 };
 
 struct tile {
@@ -37,104 +30,20 @@ struct tile {
     int64_t r0, r1, p0, p1, ld;
 };
 
-/* Between the tile and C in panels, panel by panel as C lies. */
-static void tile_panels(const struct job *j, const struct tile *t, bool store)
-{
-    for (int64_t p = t->p0; p < t->p1; p++) {
-        float *c = j->g->c + (p * j->g->m + t->r0) * 16, *x = t->c + (p - t->p0) * 16;
-
-        for (int64_t r = t->r0; r < t->r1; r++, c += 16, x += t->ld) {
-            if (store)
-                memcpy(c, x, 64);
-            else
-                memcpy(x, c, 64);
-        }
-    }
-}
-
-static void tile_cols(const struct job *j, const struct tile *t, bool store)
-{
-    const struct tw_gemm *g = j->g;
-    int64_t n1 = tw_min(g->n, t->p1 * 16);
-
-    for (int64_t n = t->p0 * 16; n < n1; n++) {
-        float *c = g->c + n * g->ldc, *x = t->c + n - t->p0 * 16;
-
-        for (int64_t r = t->r0; r < t->r1; r++) {
-            if (store)
-                c[r] = x[(r - t->r0) * t->ld];
-            else
-                x[(r - t->r0) * t->ld] = c[r];
-        }
-    }
-}
-
-/* A tile goes on from what C holds (STORE false), or is finished into C. */
-static void tile_move(const struct job *j, const struct tile *t, bool store)
-{
-    const struct tw_gemm *g = j->g;
-    int64_t n0 = t->p0 * 16, n = tw_min(g->n, t->p1 * 16) - n0;
-
-    if (g->c_panel || g->c_cols) {
-        (g->c_panel ? tile_panels : tile_cols)(j, t, store);
-        return;
-    }
-    for (int64_t r = t->r0; r < t->r1; r++) {
-        float *x = t->c + (r - t->r0) * t->ld;
-
-        if (store) {
-            j->d->k->epi(g->c + r * g->ldc + n0, x, n, g->scale, g->bias ? g->bias + n0 : NULL,
-                    g->res ? g->res + r * g->ldres + n0 : NULL);
-        } else {
-            memcpy(x, g->c + r * g->ldc + n0, (size_t)n * 4);
-            memset(x + n, 0, (size_t)(t->ld - n) * 4);
-        }
-    }
-}
-
-/* N pairs from S0 on of COLS columns of SRC, which lies token by token, a few tokens at a time: their
- * rows come from memory once. The token that comes first is added first, and what completes a pair
- * is nothing at all (0 times -0 leaves even a -0 as it is): where tokens are cut changes no bit. */
-static void pack_tokens(const struct job *j, const struct tw_factors *f, uint32_t *dst, bool left,
-        int64_t cols, const float *src, int64_t s0, int64_t n)
-{
-    const struct tw_kern *k = j->d->k;
-    int64_t ld = left ? f->lda : f->ldb, width = left ? j->mr : 16;
-
-    for (int64_t i = 0; i < n; i += 16) {
-        struct step e = { 2 * (s0 + i), f->s - 2 * (s0 + i) };
-
-        if (j->step)
-            e = j->step[(s0 + i) / 16];
-        for (int64_t c = 0; c < cols; c += width) {
-            int R = (int)tw_min(width, cols - c), W = left ? R : 16;
-
-            (left ? k->pairs_a : k->pairs)(dst + c * n + i * W, W, src + c + e.t * ld, ld, R,
-                    tw_min(16, n - i), e.n, true, left ? 0 : 0x8000);
-        }
-    }
-}
-
 /* Words [s0, s0 + n) of the sum of rows [r0, r1), in blocks of mr rows. */
 static void pack_a(const struct job *j, float *to, const struct tw_factors *f, int64_t r0,
         int64_t r1, int64_t s0, int64_t n)
 {
     const struct tw_kern *k = j->d->k;
 
-    if (j->bf && f->a_cols) {
-        pack_tokens(j, f, (uint32_t *)to, true, r1 - r0, f->a + r0, s0, n);
-        return;
-    }
     for (int64_t r = r0; r < r1; r += j->mr) {
         float *dst = to + (r - r0) * n;
         int rows = (int)tw_min(j->mr, r1 - r);
 
         if (j->bf)
             k->pack16((uint32_t *)dst, f->a + r * f->lda + 2 * s0, f->lda, rows, n, f->s - 2 * s0);
-        else if (!f->a_cols)
-            k->pack(dst, f->a + r * f->lda + s0, f->lda, rows, n);
         else
-            k->packc(dst, rows, f->a + s0 * f->lda + r, f->lda, rows, n);
+            k->pack(dst, f->a + r * f->lda + s0, f->lda, rows, n);
     }
 }
 
@@ -159,10 +68,6 @@ static const float *pack_b(const struct job *j, const struct tile *t, const stru
         return b + p * *bp + s0 * 16;
     }
     *bp = n * 16;
-    if (j->bf && f->a_cols) {
-        pack_tokens(j, f, (uint32_t *)t->b, false, tw_min(np * 16, N - p * 16), b + p * 16, s0, n);
-        return t->b;
-    }
     for (int64_t q = 0; q < np; q++) {
         float *dst = t->b + q * n * 16;
         int64_t c = (p + q) * 16, w = tw_min(16, N - c);
@@ -234,23 +139,25 @@ static void tile_job(void *arg, int64_t i, int thread)
     const struct job *j = arg;
     const struct tw_gemm *g = j->g;
     struct tile t = tile_at(j, thread, i / j->nj * j->mc);
+    int64_t c0;
 
     t.p0 = i % j->nj * j->nc;
     t.p1 = tw_min((g->n + 15) / 16, t.p0 + j->nc);
     t.ld = (t.p1 - t.p0) * 16 + 16;     /* no power of two: rows on different sets of the cache */
-    if (g->cont)
-        tile_move(j, &t, false);
-    else if (!j->s)
+    if (!j->s)
         memset(t.c, 0, (size_t)((t.r1 - t.r0) * t.ld) * 4);
     for (int64_t s = 0; s < j->s; s += j->kc) {
         int64_t n = tw_min(j->kc, j->s - s);
 
         pack_a(j, t.a, &g->f, t.r0, t.r1, s, n);
-        tile_block(j, &t, &g->f, t.a, t.r0, t.r1, s, n, !s && !g->cont);
+        tile_block(j, &t, &g->f, t.a, t.r0, t.r1, s, n, !s);
     }
     for (int64_t m = 0; m < g->nmore; m++)
         tile_more(j, &t, &g->more[m]);
-    tile_move(j, &t, true);
+    c0 = t.p0 * 16;
+    j->d->k->epis(g->c + t.r0 * g->ldc + c0, g->ldc, t.c, t.ld, t.r1 - t.r0,
+            tw_min(g->n, t.p1 * 16) - c0, g->scale, g->bias ? g->bias + c0 : NULL,
+            g->res ? g->res + t.r0 * g->ldres + c0 : NULL, g->ldres);
 }
 
 /* Strips: all sums of the rows for the panels of one block, finished into C before the next. */
@@ -303,6 +210,18 @@ static void strip_more(const struct job *j, struct tile *t, int64_t p, bool pack
     }
 }
 
+/* Asks for the lines of C (and of what is added to it) that a strip will finish: a block of the sum
+ * takes longer than they do, and stores would wait for each of them. */
+static void strip_ahead(const struct tw_gemm *g, int64_t r, int64_t rows, int64_t c0, int64_t n)
+{
+    for (int64_t i = r; i < r + rows; i++)
+        for (int64_t c = c0; c < c0 + n; c += 16) {
+            __builtin_prefetch(g->c + i * g->ldc + c, 1);
+            if (g->res && g->res != g->c)
+                __builtin_prefetch(g->res + i * g->ldres + c, 0);
+        }
+}
+
 /* Packs what all strips need. False: there was no room for the further products. */
 static bool strip_open(const struct job *j, const struct tile *t)
 {
@@ -344,9 +263,13 @@ static void strip_job(void *arg, int64_t i, int thread)
             int64_t n = tw_min(j->kc, j->s - s);
             const float *b = (const float *)g->f.b + (p * j->s + s) * 16;
 
-            for (int64_t r = 0; r < rows; r += j->mr)
-                block(j, t.c + r * ld, ld, t.a + s * rows + r * n, b, j->s * 16, n, !s,
-                        (int)tw_min(j->mr, rows - r), np);
+            for (int64_t r = 0; r < rows; r += j->mr) {
+                int R = (int)tw_min(j->mr, rows - r);
+
+                if (s + n == j->s && rows > 32)
+                    strip_ahead(g, t.r0 + r, R, c0, tw_min(g->n - c0, np * 16));
+                block(j, t.c + r * ld, ld, t.a + s * rows + r * n, b, j->s * 16, n, !s, R, np);
+            }
         }
         if (g->nmore)
             strip_more(j, &t, p, packed);
@@ -354,25 +277,6 @@ static void strip_job(void *arg, int64_t i, int thread)
                 tw_min(g->n - c0, np * 16), g->scale, g->bias ? g->bias + c0 : NULL,
                 g->res ? g->res + t.r0 * g->ldres + c0 : NULL, g->ldres);
     }
-}
-
-/* Lays out a sum over tokens in steps, none of which holds tokens of two sequences. */
-static bool plan_steps(struct job *j)
-{
-    const struct tw_gemm *g = j->g;
-    int64_t whole[2] = { 0, g->f.s }, n = g->ncut ? g->ncut : 1, at = 0;
-    const int64_t *cut = g->ncut ? g->cut : whole;
-    struct step *e = tw_cpu_scratch(j->d, TW_SLOT_STEP,
-            (size_t)(g->f.s / 32 + n + 1) * sizeof *e);
-
-    if (!e)
-        return false;
-    for (int64_t i = 0; i < n; i++)
-        for (int64_t t = cut[i]; t < cut[i + 1]; t += 32)
-            e[at++] = (struct step){ t, tw_min(32, cut[i + 1] - t) };
-    j->step = e;
-    j->s = at * 16;
-    return true;
 }
 
 /* Cuts C into tiles and the sum into blocks. Returns the tiles. */
@@ -415,7 +319,7 @@ static int64_t plan_strips(struct job *j)
     int64_t items = 4 * j->d->threads, np = (g->n + 15) / 16, most, rows, cols, blocks;
     int64_t room = TW_OWN_WORDS - TW_STRIP_WORDS - 3 * 16 * TW_KC - TW_MC * TW_KC;
 
-    if (!panels || g->n < 1 || j->s < 1 || g->cont || g->c_panel || g->c_cols)
+    if (!panels || g->n < 1 || j->s < 1)
         return 0;
     j->mr = j->bf ? k->mr16 : k->mr;
     j->pr = j->bf ? k->pr16 : k->pr;
@@ -457,9 +361,11 @@ void tw_cpu_gemm(struct tw_cpu *d, const struct tw_gemm *g)
 
     if (g->m <= 0 || (g->n <= 0 && !g->nside))
         return;
-    j.s = words_of(&j, &g->f);
-    if (j.bf && g->f.a_cols && d->k->unit16 > 1 && !plan_steps(&j))
+    if (g->f.a_cols) {
+        tw_cpu_gemm_tokens(d, g);
         return;
+    }
+    j.s = words_of(&j, &g->f);
     items = plan_strips(&j);
     for (int64_t e = 0; e < g->nside && !j.sides; e++)
         side_gemm(d, g, &g->side[e]);

@@ -137,8 +137,7 @@ static void head_bwd(struct head_job *j)
     if (h->dw) {
         struct tw_gemm g = { .m = j->D, .n = j->V, .f = { .s = j->n, .a = j->x, .lda = j->D,
                 .a_cols = true, .bkind = TW_B_ROWS, .b = j->z, .ldb = j->V },
-            .low = j->d->low, .cut = j->cut, .ncut = j->ncut, .c = h->dw->data, .c_panel = true,
-            .cont = true, .scale = 1 };
+            .low = j->d->low, .cut = j->cut, .ncut = j->ncut, .c = h->dw->data, .c_panel = true };
 
         tw_cpu_gemm(j->d, &g);
     }

@@ -46,7 +46,7 @@ void tw_cpu_linear_dw(struct tw_dev *dev, struct tw_mat *dw, float *dbias,
     struct tw_gemm g = { .m = dw->cols, .n = dw->rows, .f = { .s = x->rows, .a = x->data,
             .lda = x->ld, .a_cols = true, .bkind = TW_B_ROWS, .b = dy->data, .ldb = dy->ld },
         .low = d->low, .cut = d->slot[TW_SLOT_CUT].p, .ncut = d->ncut, .c = dw->data,
-        .c_panel = true, .cont = true, .scale = 1 };
+        .c_panel = true };
     struct bias_job b = { d, dy, dbias };
 
     if (!x->rows)

@@ -136,7 +136,7 @@ static void chain(struct tw_cpu *d, const struct tw_lora_run *r, float *c, bool 
 {
     struct tw_gemm g = { .m = m, .n = n, .f = { .s = r->t1 - r->t0, .a = a, .lda = lda,
             .a_cols = true, .bkind = TW_B_ROWS, .b = b, .ldb = ldb }, .low = d->low, .c = c,
-        .ldc = turned ? m : n, .c_cols = turned, .cont = true, .scale = 1 };
+        .ldc = turned ? m : n, .c_cols = turned };
     const int64_t *t0 = d->slot[TW_SLOT_CUT].p;
     int64_t *cut = tw_cpu_scratch(d, TW_SLOT_LIST, (size_t)(d->ncut + 2) * sizeof *cut);
 

@@ -135,8 +135,7 @@ static void experts_dw(struct tw_dev *dev, struct tw_mat *dw, const struct tw_te
         int64_t p = s->start[e], n = s->start[e + 1] - p;
         struct tw_gemm g = { .m = dw->cols, .n = dw->rows, .f = { .s = n, .a = tw_row(&in, p),
                 .lda = in.ld, .a_cols = true, .bkind = TW_B_ROWS, .b = tw_row(dy, p),
-                .ldb = dy->ld }, .low = d->low, .c = matrix(dw, e), .c_panel = true,
-            .cont = true, .scale = 1 };
+                .ldb = dy->ld }, .low = d->low, .c = matrix(dw, e), .c_panel = true };
 
         if (!n)
             continue;
@@ -198,7 +197,7 @@ static void chain(struct tw_cpu *d, const struct tw_dispatch *s, int64_t p0, int
     struct tw_gemm g = { .m = m, .n = b->cols, .f = { .s = p1 - p0, .a = tw_row(a, p0),
             .lda = a->ld, .a_cols = true, .bkind = TW_B_ROWS, .b = tw_row(b, p0),
             .ldb = b->ld }, .low = d->low, .c = c, .ldc = turned ? m : b->cols,
-        .c_cols = turned, .cont = true, .scale = 1 };
+        .c_cols = turned };
 
     g.cut = cuts(d, s, p0, p1, &g.ncut);
     if (g.cut && p1 > p0)

@@ -1,0 +1,251 @@
+/* gemm_tokens.c - products whose sums run over tokens, which the gradients of weights are: C goes on
+ * from what it holds by A^T B, A and B being rows of activations. Both must be brought into the
+ * order of the blocks. A is packed first, by all threads, A_WORDS of it at a time; then a work item
+ * owns some panels of C's columns, packs those of B itself and goes through all rows: what lies in
+ * memory is read once. Its sums stay in the thread's own memory.
+ *
+ * What bounds it: B's panels of a block (up to 6 * KC * 64 bytes) stay in L2 while all rows of A
+ * pass from L3, 8 words for every 24 products. */
+#include "nn/cpu/cpu_priv.h"
+
+#define A_WORDS ((int64_t)2 << 20)
+#define KC 256                  /* words of a block of the sum */
+#define MOST_PANELS 6           /* of an item */
+
+/* Sixteen pairs of a sum where their place decides how they are added: N tokens from T on, in one
+ * sequence. */
+struct step {
+    int64_t t, n;
+};
+
+struct job {
+    struct tw_cpu *d;
+    const struct tw_gemm *g;
+    bool bf;
+    int64_t s, kc;              /* length of the sum and of a block, in words */
+    int64_t s0, s1;             /* what is done now */
+    int64_t mc, nc, nj;         /* rows and panels of an item, items in a row of them */
+    int mr, pr;
+    float *a;                   /* packed: blocks of kc words, in each blocks of mr rows */
+    const struct step *step;    /* NULL: pair i of the sum is 2i and 2i + 1 */
+};
+
+struct item {
+    float *c, *b;               /* sums and packed B */
+    int64_t r0, r1, p0, p1, ld;
+};
+
+/* The tokens of sixteen words from S on. */
+static struct step step_at(const struct job *j, int64_t s)
+{
+    int64_t per = j->bf ? 2 : 1;
+
+    if (j->step)
+        return j->step[s / 16];
+    return (struct step){ per * s, j->g->f.s - per * s };
+}
+
+/* Words [I, I + 16) of a block of N that begins at word S, of COLS columns of SRC. The token that
+ * comes first is added first, and what completes a pair is nothing at all (0 times -0 leaves even a
+ * -0 as it is): where tokens are cut changes no bit. */
+static void pack_words(const struct job *j, bool left, float *dst, int64_t s, int64_t i, int64_t n,
+        const float *src, int64_t ld, int64_t cols)
+{
+    const struct tw_kern *k = j->d->k;
+    struct step e = step_at(j, s + i);
+    int64_t width = left ? j->mr : 16, len = tw_min(16, n - i);
+
+    src += e.t * ld;
+    for (int64_t c = 0; c < cols; c += width) {
+        int R = (int)tw_min(width, cols - c), W = left ? R : 16;
+        float *to = dst + c * n + i * W;
+
+        if (j->bf)
+            (left ? k->pairs_a : k->pairs)((uint32_t *)to, W, src + c, ld, R, len, e.n, true,
+                    left ? 0 : 0x8000);
+        else
+            k->packc(to, W, src + c, ld, R, len);
+    }
+}
+
+static void pack_a(void *arg, int64_t i, int thread)
+{
+    const struct job *j = arg;
+    const struct tw_gemm *g = j->g;
+    int64_t s = j->s0 + i * 16 / j->kc * j->kc, n = tw_min(j->kc, j->s1 - s);
+
+    pack_words(j, true, j->a + (s - j->s0) * g->m, s, i * 16 % j->kc, n, g->f.a, g->f.lda, g->m);
+}
+
+/* Asks for COLS columns of the tokens of the step at word S: they lie far from each other. */
+static void ahead(const struct job *j, int64_t s, const float *src, int64_t ld, int64_t cols)
+{
+    struct step e = step_at(j, s);
+
+    for (int64_t t = 0; t < tw_min(j->bf ? 32 : 16, e.n); t++)
+        for (int64_t c = 0; c < cols; c += 16)
+            __builtin_prefetch(src + (e.t + t) * ld + c);
+}
+
+static void pack_b(const struct job *j, const struct item *t, int64_t s, int64_t n)
+{
+    const struct tw_factors *f = &j->g->f;
+    const float *src = (const float *)f->b + t->p0 * 16;
+    int64_t cols = tw_min(t->p1 * 16, j->g->n) - t->p0 * 16;
+
+    ahead(j, s, src, f->ldb, cols);
+    for (int64_t i = 0; i < n; i += 16) {
+        if (i + 16 < n)
+            ahead(j, s + i + 16, src, f->ldb, cols);
+        pack_words(j, false, t->b, s, i, n, src, f->ldb, cols);
+    }
+}
+
+/* Between the item and C in panels, panel by panel as C lies. */
+static void move_panels(const struct job *j, const struct item *t, bool store)
+{
+    for (int64_t p = t->p0; p < t->p1; p++) {
+        float *c = j->g->c + (p * j->g->m + t->r0) * 16, *x = t->c + (p - t->p0) * 16;
+
+        for (int64_t r = t->r0; r < t->r1; r++, c += 16, x += t->ld) {
+            if (store)
+                memcpy(c, x, 64);
+            else
+                memcpy(x, c, 64);
+        }
+    }
+}
+
+static void move_cols(const struct job *j, const struct item *t, bool store)
+{
+    const struct tw_gemm *g = j->g;
+    int64_t n1 = tw_min(g->n, t->p1 * 16);
+
+    for (int64_t n = t->p0 * 16; n < n1; n++) {
+        float *c = g->c + n * g->ldc, *x = t->c + n - t->p0 * 16;
+
+        for (int64_t r = t->r0; r < t->r1; r++) {
+            if (store)
+                c[r] = x[(r - t->r0) * t->ld];
+            else
+                x[(r - t->r0) * t->ld] = c[r];
+        }
+    }
+}
+
+static void move_rows(const struct job *j, const struct item *t, bool store)
+{
+    const struct tw_gemm *g = j->g;
+    int64_t n0 = t->p0 * 16, n = tw_min(g->n, t->p1 * 16) - n0;
+
+    for (int64_t r = t->r0; r < t->r1; r++) {
+        float *x = t->c + (r - t->r0) * t->ld, *c = g->c + r * g->ldc + n0;
+
+        if (store) {
+            memcpy(c, x, (size_t)n * 4);
+        } else {
+            memcpy(x, c, (size_t)n * 4);
+            memset(x + n, 0, (size_t)(t->ld - n) * 4);
+        }
+    }
+}
+
+static void move(const struct job *j, const struct item *t, bool store)
+{
+    (j->g->c_panel ? move_panels : j->g->c_cols ? move_cols : move_rows)(j, t, store);
+}
+
+static void block(const struct job *j, const struct item *t, int64_t r, int64_t p, const float *a,
+        const float *b, int64_t n)
+{
+    const struct tw_kern *k = j->d->k;
+    float *c = t->c + r * t->ld + p * 16;
+    int R = (int)tw_min(j->mr, t->r1 - t->r0 - r), P = (int)tw_min(j->pr, t->p1 - t->p0 - p);
+
+    if (j->bf)
+        k->mm16(c, t->ld, (const uint32_t *)a, (const uint32_t *)b, n * 16, n, false, R, P);
+    else
+        k->mm(c, t->ld, a, R, b, n * 16, n, false, R, P);
+}
+
+static void item_job(void *arg, int64_t i, int thread)
+{
+    const struct job *j = arg;
+    const struct tw_gemm *g = j->g;
+    struct item t = { .r0 = i / j->nj * j->mc, .p0 = i % j->nj * j->nc };
+
+    t.c = (float *)j->d->own + (size_t)thread * TW_OWN_WORDS;
+    t.b = t.c + TW_TILE_WORDS;
+    t.r1 = tw_min(g->m, t.r0 + j->mc);
+    t.p1 = tw_min((g->n + 15) / 16, t.p0 + j->nc);
+    t.ld = (t.p1 - t.p0) * 16;
+    move(j, &t, false);
+    for (int64_t s = j->s0; s < j->s1; s += j->kc) {
+        int64_t n = tw_min(j->kc, j->s1 - s);
+        const float *a = j->a + (s - j->s0) * g->m + t.r0 * n;
+
+        pack_b(j, &t, s, n);
+        for (int64_t p = 0; p < t.p1 - t.p0; p += j->pr)
+            for (int64_t r = 0; r < t.r1 - t.r0; r += j->mr)
+                block(j, &t, r, p, a + r * n, t.b + p * n * 16, n);
+    }
+    move(j, &t, true);
+}
+
+/* Lays out a sum over tokens in steps, none of which holds tokens of two sequences. */
+static bool plan_steps(struct job *j)
+{
+    const struct tw_gemm *g = j->g;
+    int64_t whole[2] = { 0, g->f.s }, n = g->ncut ? g->ncut : 1, at = 0;
+    const int64_t *cut = g->ncut ? g->cut : whole;
+    struct step *e = tw_cpu_scratch(j->d, TW_SLOT_STEP,
+            (size_t)(g->f.s / 32 + n + 1) * sizeof *e);
+
+    if (!e)
+        return false;
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t t = cut[i]; t < cut[i + 1]; t += 32)
+            e[at++] = (struct step){ t, tw_min(32, cut[i + 1] - t) };
+    j->step = e;
+    j->s = at * 16;
+    return true;
+}
+
+/* Cuts C into items. Returns how many. */
+static int64_t plan(struct job *j)
+{
+    const struct tw_gemm *g = j->g;
+    int64_t threads = j->d->threads, np = (g->n + 15) / 16, unit = j->pr > 1 ? j->pr : 3, rows;
+
+    j->nc = MOST_PANELS / unit * unit;
+    if (g->m * j->nc * 16 > TW_TILE_WORDS || np < 4 * threads * j->nc)
+        j->nc = unit;
+    rows = (g->m * j->nc * 16 + TW_TILE_WORDS - 1) / TW_TILE_WORDS;
+    j->nj = (np + j->nc - 1) / j->nc;
+    if (threads > 1 && rows * j->nj < 2 * threads)
+        rows = tw_min((2 * threads + j->nj - 1) / j->nj, (g->m + 63) / 64);
+    j->mc = tw_up((g->m + rows - 1) / rows, j->mr);
+    j->mc = tw_min(j->mc, TW_TILE_WORDS / (j->nc * 16) / j->mr * j->mr);
+    return (g->m + j->mc - 1) / j->mc * j->nj;
+}
+
+void tw_cpu_gemm_tokens(struct tw_cpu *d, const struct tw_gemm *g)
+{
+    struct job j = { .d = d, .g = g, .bf = g->low };
+    int64_t items, round;
+
+    j.s = j.bf ? tw_up(g->f.s, 2 * d->k->unit16) / 2 : g->f.s;
+    j.mr = j.bf ? d->k->mr16 : d->k->mr;
+    j.pr = j.bf ? d->k->pr16 : d->k->pr;
+    j.kc = j.bf ? tw_min(KC, d->k->kc16) : KC;
+    if (j.bf && d->k->unit16 > 1 && !plan_steps(&j))
+        return;
+    items = plan(&j);
+    round = tw_min(j.s, tw_max(1, A_WORDS / g->m / j.kc) * j.kc);
+    j.a = tw_cpu_scratch(d, TW_SLOT_WT, (size_t)(round * g->m) * 4);
+    for (j.s0 = 0; j.a && j.s0 < j.s; j.s0 = j.s1) {
+        j.s1 = tw_min(j.s, j.s0 + round);
+        tw_cpu_run(d, (j.s1 - j.s0 + 15) / 16, pack_a, &j);
+        tw_cpu_run(d, items, item_job, &j);
+    }
+}
