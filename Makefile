@@ -227,4 +227,5 @@ clean:
 FORCE:
 .PHONY: all units demo test test-long test-gpu asan fuzz fuzz-run fuzz-cover fuzz-cover-run bench \
 	man install uninstall deps clean FORCE
-.SECONDARY:
+# Objects are kept, but one that is missing is made: .SECONDARY would take it for not needed.
+.PRECIOUS: $B/%.o
