@@ -18,7 +18,8 @@ test_case 'unknown names, settings and values are refused, and what is known is 
 	no 2 "unknown loss" --loss grpq
 	no 2 "known are cross_entropy" --loss entropy
 	no 2 "beta" --loss cross_entropy,beta=1
-	no 2 "known are adamw, sgd" --optimizer muon
+	no 2 "known are adamw, muon, sgd" --optimizer lion
+	no 2 "scale" --optimizer muon,scale=none
 	no 2 "beta1" --optimizer sgd,beta1=0.5
 	no 2 "known are constant, linear, cosine" --schedule step
 	no 2 "warmup" --schedule linear,warmup=x

@@ -246,6 +246,7 @@ static void list_params(struct tw_model *m)
         p->g = w->dw.data;
         p->g2 = w->g2;
         p->matrix = w->matrix;
+        p->inner = w->matrix && w->layer >= 0 && w->def->slot != TW_S_CONV;
         p->n = tw_weight_elems(m, w, TW_F32);
         p->low = has_own_master(m, w) ? &w->w : NULL;
         ps->elems += tw_mat_size(&w->w);

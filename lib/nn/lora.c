@@ -31,7 +31,7 @@ static void list_param(struct tw_adapter *a, int64_t k, bool is_b)
         .rows = is_b ? mod->rows : l->r, .cols = is_b ? l->r : mod->w->w.cols, .n = mod->n };
     p->g = is_b ? l->db : l->da;
     p->n = tw_mat_size(&p->w);
-    p->matrix = true;
+    p->matrix = p->inner = true;
     a->params.elems += p->n;
 }
 

@@ -82,6 +82,7 @@ struct tw_param {
     float *g;                   /* (dev) gradient, stored elements like w */
     int64_t n;                  /* stored elements */
     bool matrix;                /* weight decay applies by default */
+    bool inner;                 /* a matrix inside the layers, or of an adapter: what Muon is for */
     struct tw_mat *low;         /* BF16 copy that tw_params_updated() refreshes; NULL: none */
     float *g2;                  /* a second gradient of a tied tensor, added before use; NULL */
 };

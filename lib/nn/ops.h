@@ -26,6 +26,7 @@
 #include "nn/delta_ops.h"
 #include "nn/mla_ops.h"
 #include "nn/moe_ops.h"
+#include "nn/optim_ops.h"
 #include "nn/step_ops.h"
 #include "nn/tensor.h"
 
@@ -299,6 +300,7 @@ struct tw_ops {
             float lr, float momentum, float decay, const float *scale);
     void (*sumsq_split)(struct tw_dev *d, double *sum, const uint16_t *hi, const uint16_t *low,
             int64_t n);
+    const struct tw_optim_ops *optim;   /* other updates; NULL: there are none */
 
     void (*close)(struct tw_dev *d);    /* what tw_dev_close() calls */
 };

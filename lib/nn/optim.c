@@ -1,37 +1,7 @@
-/* optim.c - AdamW and SGD over a list of parameters, and their moments as a file */
+/* optim.c - AdamW, SGD and Muon over a list of parameters */
 #include "nn/optim_priv.h"
-#include "base/opt.h"
 #include <math.h>
 #include <stdlib.h>
-
-int tw_optim_parse(struct tw_optim_opts *o, const char *option, const char *text,
-        struct tw_err *err)
-{
-    struct tw_set set;
-
-    if (tw_set_parse(&set, option, text, err))
-        return -1;
-    o->beta1 = 0.9;
-    o->beta2 = 0.999;
-    o->eps = 1e-8;
-    o->momentum = 0;
-    if (tw_str_is(set.name, "adamw")) {
-        o->kind = TW_ADAMW;
-        if (tw_set_num(&set, "beta1", &o->beta1, 0, 0.9999999, err) < 0 ||
-                tw_set_num(&set, "beta2", &o->beta2, 0, 0.9999999, err) < 0 ||
-                tw_set_num(&set, "eps", &o->eps, 1e-30, 1, err) < 0)
-            return -1;
-        return tw_set_done(&set, err);
-    }
-    if (tw_str_is(set.name, "sgd")) {
-        o->kind = TW_SGD;
-        if (tw_set_num(&set, "momentum", &o->momentum, 0, 0.9999999, err) < 0)
-            return -1;
-        return tw_set_done(&set, err);
-    }
-    return tw_fail_code(err, TW_EMISUSE, option, 0,
-            "unknown optimizer '%.*s': known are adamw, sgd", (int)set.name.n, set.name.p);
-}
 
 void tw_optim_close(struct tw_optim *o)
 {
@@ -63,6 +33,8 @@ static bool follows(const struct tw_optim *o, int64_t i)
     const struct tw_param *a = &o->params->p[i - 1], *b = a + 1;
     size_t step = tw_dev_round((size_t)a->n * sizeof(float)), half = step;
 
+    if (!tw_optim_flat(&o->opts, a) || !tw_optim_flat(&o->opts, b))
+        return false;
     if (!a->w.low != !b->w.low || (char *)b->g != (char *)a->g + step || decays(o, a) != decays(o, b))
         return false;
     if (a->w.low) {             /* as many elements as of the gradient lie between them */
@@ -105,10 +77,24 @@ static void find_gradient_spans(struct tw_optim *o)
     }
 }
 
-static void moments(struct tw_optim *o, float **list)
+/* Moment K of all that have one. */
+static void moments(struct tw_optim *o, int k, float **list)
 {
-    for (int64_t i = 0; i < o->params->n; i++)
-        list[i] = tw_mem_take(&o->mem, (size_t)o->params->p[i].n * sizeof(float));
+    for (int64_t i = 0; i < o->params->n; i++) {
+        const struct tw_param *p = &o->params->p[i];
+
+        if (tw_optim_moments(&o->opts, p) > k)
+            list[i] = tw_mem_take(&o->mem, (size_t)p->n * sizeof(float));
+    }
+}
+
+static bool able(const struct tw_ops *ops, const struct tw_optim_opts *o, struct tw_err *err)
+{
+    if (o->kind == TW_MUON && (!ops->optim || !ops->optim->muon)) {
+        tw_fail(err, "--optimizer", 0, "muon is not made for device %s: use --device cpu", ops->name);
+        return false;
+    }
+    return true;
 }
 
 struct tw_optim *tw_optim_open(struct tw_dev *dev, const struct tw_params *params, bool rows,
@@ -116,7 +102,6 @@ struct tw_optim *tw_optim_open(struct tw_dev *dev, const struct tw_params *param
 {
     const struct tw_ops *ops = tw_ops(dev);
     struct tw_optim *o = tw_xcalloc(1, sizeof *o);
-    bool first = opts->kind == TW_ADAMW || opts->momentum > 0, second = opts->kind == TW_ADAMW;
 
     o->dev = dev;
     o->params = params;
@@ -124,18 +109,14 @@ struct tw_optim *tw_optim_open(struct tw_dev *dev, const struct tw_params *param
     o->opts = *opts;
     o->m = tw_xcalloc((size_t)params->n, sizeof *o->m);
     o->v = tw_xcalloc((size_t)params->n, sizeof *o->v);
-    if (!(o->sum = ops->alloc(dev, sizeof *o->sum, err)) ||
+    if (!able(ops, opts, err) || !(o->sum = ops->alloc(dev, sizeof *o->sum, err)) ||
             !(o->scale = ops->alloc(dev, sizeof *o->scale, err)))
         goto fail;
-    for (int64_t i = 0; i < params->n; i++)
-        for (int k = 0; k < first + second; k++)
-            tw_mem_add(&o->mem, (size_t)params->p[i].n * sizeof(float));
+    o->mem.n = tw_optim_room(opts, dev, params, NULL);
     if (tw_mem_alloc(&o->mem, dev, "the optimizer", err))
         goto fail;
-    if (first)
-        moments(o, o->m);
-    if (second)
-        moments(o, o->v);
+    moments(o, 0, o->m);
+    moments(o, 1, o->v);
     find_spans(o);
     find_gradient_spans(o);
     return o;
@@ -225,6 +206,24 @@ static const char *bad_gradient(struct tw_optim *o, struct tw_err *err)
     return NULL;
 }
 
+static void update_matrix(struct tw_optim *o, const struct tw_param *p, float *m, double lr,
+        double decay)
+{
+    double r = (double)p->w.rows, c = (double)p->w.cols, by;
+    struct tw_muon u = { .lr = (float)lr, .momentum = (float)o->opts.momentum, .decay = (float)decay,
+        .nesterov = o->opts.nesterov, .steps = (int)o->opts.steps,
+        .products = p->low || p->w.low ? TW_BF16 : TW_F32 };
+
+    if (o->opts.scale == TW_MUON_RMS)
+        by = 0.2 * sqrt(fmax(r, c));
+    else if (o->opts.scale == TW_MUON_ORIGINAL)
+        by = sqrt(fmax(1, r / c));
+    else
+        by = sqrt(r / c);
+    u.move = (float)(lr * by);
+    tw_ops(o->dev)->optim->muon(o->dev, &p->w, o->rows, p->g, m, &u, o->scale);
+}
+
 static void update(struct tw_optim *o, const struct tw_optim_span *s, double lr)
 {
     const struct tw_ops *ops = tw_ops(o->dev);
@@ -235,7 +234,9 @@ static void update(struct tw_optim *o, const struct tw_optim_span *s, double lr)
         .bias1 = (float)(1 - pow(o->opts.beta1, t)), .bias2 = (float)(1 - pow(o->opts.beta2, t)) };
     float *m = o->m[s->i], *v = o->v[s->i], momentum = (float)o->opts.momentum;
 
-    if (o->opts.kind == TW_SGD && p->w.low)
+    if (!tw_optim_flat(&o->opts, p))
+        update_matrix(o, p, m, lr, decay);
+    else if (o->opts.kind == TW_SGD && p->w.low)
         ops->sgd_split(o->dev, p->w.data, p->w.low, p->g, m, s->n, a.lr, momentum, a.decay, o->scale);
     else if (o->opts.kind == TW_SGD)
         ops->sgd(o->dev, p->w.data, p->g, m, s->n, a.lr, momentum, a.decay, o->scale);

@@ -4,18 +4,29 @@
 #define TW_OPTIM_H
 #include "nn/model.h"
 
-enum tw_optim_kind { TW_ADAMW, TW_SGD };
+enum tw_optim_kind { TW_ADAMW, TW_SGD, TW_MUON };
+
+/* By what Muon multiplies the learning rate of a matrix [r, c]: 0.2 sqrt(max(r, c)), with which an
+ * update is as large as AdamW's; sqrt(max(1, r / c)); sqrt(r / c). */
+enum tw_muon_scale { TW_MUON_RMS, TW_MUON_ORIGINAL, TW_MUON_SPECTRAL };
 
 struct tw_optim_opts {
-    enum tw_optim_kind kind;
+    enum tw_optim_kind kind;        /* TW_MUON is AdamW for what is not `inner` */
     double beta1, beta2, eps;       /* adamw */
-    double momentum;                /* sgd; 0: no moments are kept */
+    double momentum;                /* sgd, where 0 keeps no moments; muon */
+    bool nesterov;                  /* muon, as the next two */
+    int64_t steps;
+    enum tw_muon_scale scale;
     double decay;                   /* decoupled: w -= lr * decay * w */
     bool decay_all;                 /* also norms and biases; else matrices only */
 };
-/* "adamw,beta1=0.9,beta2=0.999,eps=1e-8" or "sgd,momentum=0". Sets all but the decay. */
+/* "adamw,beta1=0.9,beta2=0.999,eps=1e-8", "sgd,momentum=0" or "muon,momentum=0.95,nesterov=on,steps=5,
+ * scale=rms" with AdamW's settings. Sets all but the decay. */
 int tw_optim_parse(struct tw_optim_opts *o, const char *option, const char *text,
         struct tw_err *err);
+/* What an optimiser of PARAMS keeps, in bytes, and what a step takes besides, which DEV keeps too. */
+size_t tw_optim_room(const struct tw_optim_opts *o, const struct tw_dev *dev,
+        const struct tw_params *params, size_t *scratch);
 
 struct tw_optim;
 

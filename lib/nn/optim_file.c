@@ -5,25 +5,28 @@
 
 #define CHUNK ((int64_t)1 << 20)    /* elements moved between device and host at once */
 
-/* The tensors of a file: `prefix` and the data of parameter i. */
-struct part {
+/* A tensor of a file. */
+struct item {
     const char *prefix;
-    float **data;                   /* NULL: the weights themselves */
+    const struct tw_param *p;
+    float *data;                    /* NULL: the weights themselves */
 };
 
-static int parts_of(const struct tw_optim *o, bool weights, struct part part[2])
+/* Those there are, to be freed: first all of one kind, then all of the next. */
+static struct item *items_of(const struct tw_optim *o, bool weights, int64_t *n)
 {
-    int n = 0;
+    const char *const prefix[] = { "exp_avg.", "exp_avg_sq." };
+    float *const *const list[] = { o->m, o->v };
+    struct item *item = tw_xcalloc((size_t)(2 * o->params->n + 1), sizeof *item);
 
-    if (weights) {
-        part[0] = (struct part){ "", NULL };
-        return 1;
-    }
-    if (o->params->n && o->m[0])
-        part[n++] = (struct part){ "exp_avg.", o->m };
-    if (o->params->n && o->v[0])
-        part[n++] = (struct part){ "exp_avg_sq.", o->v };
-    return n;
+    *n = 0;
+    for (int k = 0; k < 2 - weights; k++)
+        for (int64_t i = 0; i < o->params->n; i++)
+            if (weights)
+                item[(*n)++] = (struct item){ "", &o->params->p[i], NULL };
+            else if (list[k][i])
+                item[(*n)++] = (struct item){ prefix[k], &o->params->p[i], list[k][i] };
+    return item;
 }
 
 /* Does parameter P lie row after row on the device? A vector does, and all of an adapter. */
@@ -119,30 +122,26 @@ static int write_tensor(struct tw_optim *o, struct tw_wout *out, const struct tw
     return ret;
 }
 
-static int write_file(struct tw_optim *o, bool weights, const char *path, struct tw_err *err)
+static int write_file(struct tw_optim *o, const struct item *item, int64_t n, const char *path,
+        struct tw_err *err)
 {
-    struct part part[2];
-    int np = parts_of(o, weights, part);
-    int64_t n = o->params->n, i, ndecl = np * n;
     struct tw_arena a = { 0 };
-    struct tw_wdecl *decl = tw_arena_alloc(&a, (size_t)ndecl * sizeof *decl);
+    struct tw_wdecl *decl = tw_arena_alloc(&a, (size_t)n * sizeof *decl);
     struct tw_wout *out = NULL;
+    int64_t i;
     int ret = -1;
 
-    for (i = 0; i < ndecl; i++) {
-        const struct tw_param *p = &o->params->p[i % n];
+    for (i = 0; i < n; i++) {
+        const struct tw_param *p = item[i].p;
 
         decl[i] = (struct tw_wdecl){ .dtype = TW_F32, .ndim = 2, .dim = { rows_of(p), p->w.cols },
-            .name = tw_arena_printf(&a, "%s%s", part[i / n].prefix, p->name) };
+            .name = tw_arena_printf(&a, "%s%s", item[i].prefix, p->name) };
     }
-    if (!(out = tw_wout_open(path, decl, ndecl, err)))
+    if (!(out = tw_wout_open(path, decl, n, err)))
         goto out;
-    while ((i = tw_wout_next(out)) >= 0) {
-        float **data = part[i / n].data;
-
-        if (write_tensor(o, out, &o->params->p[i % n], data ? data[i % n] : NULL, err))
+    while ((i = tw_wout_next(out)) >= 0)
+        if (write_tensor(o, out, item[i].p, item[i].data, err))
             goto out;
-    }
     if (!(ret = tw_wout_commit(out, err)))
         out = NULL;
 out:
@@ -169,27 +168,23 @@ static int read_tensor(struct tw_optim *o, const struct tw_wtensor *t, const str
     return ret;
 }
 
-static int read_file(struct tw_optim *o, bool weights, const char *path, struct tw_err *err)
+static int read_file(struct tw_optim *o, const struct item *item, int64_t n, const char *path,
+        struct tw_err *err)
 {
-    struct part part[2];
-    int np = parts_of(o, weights, part), ret = -1;
-    int64_t n = o->params->n;
     struct tw_weights w;
     struct tw_arena a = { 0 };
+    int ret = -1;
 
-    if (!np)
-        return 0;
     if (tw_weights_open(&w, path, err))
         return -1;
-    if (w.n != np * n) {
+    if (w.n != n) {
         tw_fail(err, path, 0, "holds %lld tensors, and this training has %lld", (long long)w.n,
-                (long long)(np * n));
+                (long long)n);
         goto out;
     }
-    for (int64_t i = 0; i < np * n; i++) {
-        const struct tw_param *p = &o->params->p[i % n];
-        float **data = part[i / n].data;
-        char *name = tw_arena_printf(&a, "%s%s", part[i / n].prefix, p->name);
+    for (int64_t i = 0; i < n; i++) {
+        const struct tw_param *p = item[i].p;
+        char *name = tw_arena_printf(&a, "%s%s", item[i].prefix, p->name);
         struct tw_wtensor *t = tw_weights_find(&w, tw_str(name));
 
         if (!t || t->dtype != TW_F32 || t->ndim != 2 || t->dim[0] != rows_of(p) ||
@@ -197,7 +192,7 @@ static int read_file(struct tw_optim *o, bool weights, const char *path, struct 
             tw_fail(err, path, 0, "%s: %s", name, t ? "has another shape" : "is missing");
             goto out;
         }
-        if (read_tensor(o, t, p, data ? data[i % n] : NULL, err))
+        if (read_tensor(o, t, p, item[i].data, err))
             goto out;
     }
     ret = tw_ops(o->dev)->sync(o->dev, err);
@@ -207,29 +202,36 @@ out:
     return ret;
 }
 
+/* Where nothing is kept there is no file. */
+static int file(struct tw_optim *o, bool weights, bool write, const char *path, struct tw_err *err)
+{
+    int64_t n;
+    struct item *item = items_of(o, weights, &n);
+    int ret = !n ? 0 : write ? write_file(o, item, n, path, err) : read_file(o, item, n, path, err);
+
+    free(item);
+    return ret;
+}
+
 int tw_optim_save(struct tw_optim *o, const char *path, struct tw_err *err)
 {
-    struct part part[2];
-
-    if (!parts_of(o, false, part))
-        return 0;
-    return write_file(o, false, path, err);
+    return file(o, false, true, path, err);
 }
 
 int tw_optim_load(struct tw_optim *o, const char *path, int64_t updates, struct tw_err *err)
 {
     o->updates = updates;
-    return read_file(o, false, path, err);
+    return file(o, false, false, path, err);
 }
 
 int tw_optim_save_weights(struct tw_optim *o, const char *path, struct tw_err *err)
 {
-    return write_file(o, true, path, err);
+    return file(o, true, true, path, err);
 }
 
 int tw_optim_load_weights(struct tw_optim *o, const char *path, struct tw_err *err)
 {
-    if (read_file(o, true, path, err))
+    if (file(o, true, false, path, err))
         return -1;
     tw_params_updated(o->dev, o->params);
     return tw_ops(o->dev)->sync(o->dev, err);

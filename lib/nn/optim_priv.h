@@ -24,4 +24,8 @@ struct tw_optim {
     int64_t updates;
 };
 
+/* optim_opts.c: whether P is updated element by element; how many moments it has. */
+bool tw_optim_flat(const struct tw_optim_opts *o, const struct tw_param *p);
+int tw_optim_moments(const struct tw_optim_opts *o, const struct tw_param *p);
+
 #endif

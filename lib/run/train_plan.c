@@ -48,29 +48,19 @@ static struct size size_of(const struct tw_trainer *t)
     return z;
 }
 
-size_t tw_train_moments(const struct tw_trainer *t)
-{
-    const struct tw_optim_opts *o = &t->optim_opts;
-    size_t n = 0, each = o->kind == TW_ADAMW ? 2 : o->momentum > 0 ? 1 : 0;
-
-    for (int64_t i = 0; i < t->params->n; i++)
-        n += (size_t)t->params->p[i].n * sizeof(float);
-    return n * each;
-}
-
 static int plan(struct tw_trainer *t, const struct size *z, int64_t tokens, unsigned recompute,
         struct tw_plan *p, struct tw_err *err)
 {
     int64_t longest = z->longest < tokens ? z->longest : tokens;
     int64_t nseq = (tokens + longest - 1) / longest;
-    size_t moments = tw_train_moments(t);
+    size_t scratch, moments = tw_optim_room(&t->optim_opts, t->dev, t->params, &scratch);
 
     if (tw_model_plan(t->count_model, t->count_adapter, tokens, nseq, longest,
                 TW_BACKWARD | recompute, p, err) ||
             tw_ref_bytes(t, tokens, nseq, longest, &t->ref.bytes, err))
         return -1;
-    p->total = p->total - p->optimizer + moments + t->ref.bytes;
-    p->optimizer = moments;
+    p->total = p->total - p->optimizer + moments + scratch + t->ref.bytes;
+    p->optimizer = moments + scratch;
     return 0;
 }
 

@@ -200,7 +200,6 @@ static inline bool tw_train_compares(const struct tw_trainer *t)
 int tw_train_plan(struct tw_trainer *t, FILE *out, struct tw_err *err);
 /* Adds to an error of code TW_ENOMEM what the training needs and what would help. */
 void tw_train_no_memory(struct tw_trainer *t, struct tw_err *err);
-size_t tw_train_moments(const struct tw_trainer *t);    /* bytes of the optimiser's */
 
 /* train_merge.c. */
 int tw_train_merge(const struct tw_train_opts *o, struct tw_err *err);

@@ -61,10 +61,13 @@ static void optimizers_by_name(void)
     CHECK(o.kind == TW_ADAMW && o.beta1 == 0.9 && o.beta2 == 0.95 && o.eps == 1e-8);
     CHECK(tw_optim_parse(&o, "--optimizer", "sgd,momentum=0.5", &err) == 0);
     CHECK(o.kind == TW_SGD && o.momentum == 0.5);
+    CHECK(tw_optim_parse(&o, "--optimizer", "muon,nesterov=off,steps=3,scale=spectral,eps=1e-6", &err) == 0);
+    CHECK(o.kind == TW_MUON && o.momentum == 0.95 && !o.nesterov && o.steps == 3);
+    CHECK(o.scale == TW_MUON_SPECTRAL && o.eps == 1e-6 && o.beta2 == 0.999);
     CHECK(tw_optim_parse(&o, "--optimizer", "adamw,beta2=1.5", &err) == -1);
     tw_err_clear(&err);
     CHECK(tw_optim_parse(&o, "--optimizer", "adam", &err) == -1);
-    CHECK_STR(err.msg, "unknown optimizer 'adam': known are adamw, sgd");
+    CHECK_STR(err.msg, "unknown optimizer 'adam': known are adamw, muon, sgd");
     tw_err_clear(&err);
     CHECK(tw_optim_parse(&o, "--optimizer", "sgd,beta1=0.5", &err) == -1);
 }

@@ -277,5 +277,6 @@ void tw_cpu_adamw(struct tw_dev *d, float *w, const float *g, float *m, float *v
         const struct tw_adamw *p, const float *scale);
 void tw_cpu_sgd(struct tw_dev *d, float *w, const float *g, float *m, int64_t n, float lr,
         float momentum, float decay, const float *scale);
+extern const struct tw_optim_ops tw_cpu_optim;
 
 #endif

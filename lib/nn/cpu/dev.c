@@ -119,6 +119,7 @@ static const struct tw_ops cpu_ops = {
     .head = tw_cpu_head, .head_scratch = tw_cpu_head_scratch, .logits = tw_cpu_logits,
     .pick = tw_cpu_pick, .add = tw_cpu_add, .scale = tw_cpu_scale, .axpy = tw_cpu_axpy,
     .sumsq = tw_cpu_sumsq, .clip = tw_cpu_clip, .adamw = tw_cpu_adamw, .sgd = tw_cpu_sgd,
+    .optim = &tw_cpu_optim,
 };
 
 /* The best table this processor runs, among those of the name asked for. */
