@@ -95,6 +95,7 @@ function figure(name, points) {
     svg.setAttribute('preserveAspectRatio', 'none');
     svg.setAttribute('role', 'img');
     svg.setAttribute('aria-label', `${name}, ${points.length} points, last ${num(last[1])}`);
+    path.classList.toggle('one', points.length === 1);      // a point is a dot
     path.setAttribute('d', 'M' + (points.length > 1 ? points : [points[0], points[0]]).map(at).join('L'));
     svg.append(path);
     fig.append(cap, svg);
