@@ -4,13 +4,13 @@
 #include <stdlib.h>
 
 struct entry {
-    const struct tw_adapter *adapter;
+    struct tw_prefix_key key;
     struct tw_state *state;
     int32_t *token;
     int64_t n, cost;
 };
 
-enum { ENTRIES = 64 };
+enum { ENTRIES = 512 };
 
 struct tw_prefix {
     int64_t max, held;          /* tokens; a state's other memory counts as some, too */
@@ -35,6 +35,11 @@ static void entry_drop(struct tw_prefix *p, int i)
     p->n--;
 }
 
+static bool same(const struct entry *e, struct tw_prefix_key k)
+{
+    return e->key.adapter == k.adapter && e->key.owner == k.owner;
+}
+
 static int64_t common(const struct entry *e, const int32_t *token, int64_t max)
 {
     int64_t n = 0, end = e->n < max ? e->n : max;
@@ -44,7 +49,7 @@ static int64_t common(const struct entry *e, const int32_t *token, int64_t max)
     return n;
 }
 
-struct tw_state *tw_prefix_take(struct tw_prefix *p, const struct tw_adapter *a, const int32_t *token,
+struct tw_state *tw_prefix_take(struct tw_prefix *p, struct tw_prefix_key k, const int32_t *token,
         int64_t max, int64_t *n, struct tw_err *err)
 {
     int best = -1;
@@ -53,7 +58,7 @@ struct tw_state *tw_prefix_take(struct tw_prefix *p, const struct tw_adapter *a,
 
     *n = 0;
     for (int i = 0; i < p->n; i++) {
-        int64_t c = p->e[i].adapter == a ?
+        int64_t c = same(&p->e[i], k) ?
                 tw_state_cut(p->e[i].state, common(&p->e[i], token, max)) : 0;
 
         if (c > *n) {
@@ -75,24 +80,24 @@ struct tw_state *tw_prefix_take(struct tw_prefix *p, const struct tw_adapter *a,
 }
 
 /* Takes over STATE and TOKEN. */
-static void entry_add(struct tw_prefix *p, const struct tw_adapter *a, struct tw_state *state,
+static void entry_add(struct tw_prefix *p, struct tw_prefix_key k, struct tw_state *state,
         int32_t *token, int64_t n)
 {
     int64_t cost = tw_state_cost(state);
 
     for (int i = 0; i < p->n; i++)      /* what the new one can be cut to needs no entry of its own */
-        if (p->e[i].adapter == a && p->e[i].n <= n && common(&p->e[i], token, n) == p->e[i].n &&
+        if (same(&p->e[i], k) && p->e[i].n <= n && common(&p->e[i], token, n) == p->e[i].n &&
             tw_state_cut(state, p->e[i].n) == p->e[i].n)
             entry_drop(p, i--);
     while (p->n && (p->n == ENTRIES || p->held + cost > p->max))
         entry_drop(p, p->n - 1);
     memmove(&p->e[1], &p->e[0], p->n * sizeof(*p->e));
-    p->e[0] = (struct entry){ a, state, token, n, cost };
+    p->e[0] = (struct entry){ k, state, token, n, cost };
     p->n++;
     p->held += cost;
 }
 
-void tw_prefix_copy(struct tw_prefix *p, const struct tw_adapter *a, struct tw_state *state,
+void tw_prefix_copy(struct tw_prefix *p, struct tw_prefix_key k, struct tw_state *state,
         const int32_t *token, int64_t n)
 {
     struct tw_err err = { 0 };
@@ -102,11 +107,11 @@ void tw_prefix_copy(struct tw_prefix *p, const struct tw_adapter *a, struct tw_s
     tw_state_marks(state, false);       /* they are for the cache, which counts them */
     if (!fork)
         return;                         /* only a cache: out of memory means not kept */
-    entry_add(p, a, fork, memcpy(tw_xreallocarray(NULL, n, sizeof(*token)), token, n * sizeof(*token)),
+    entry_add(p, k, fork, memcpy(tw_xreallocarray(NULL, n, sizeof(*token)), token, n * sizeof(*token)),
             n);
 }
 
-void tw_prefix_put(struct tw_prefix *p, const struct tw_adapter *a, struct tw_state *state,
+void tw_prefix_put(struct tw_prefix *p, struct tw_prefix_key k, struct tw_state *state,
         const int32_t *prompt, int64_t nprompt, const int32_t *more)
 {
     int64_t n = tw_state_len(state);
@@ -120,13 +125,13 @@ void tw_prefix_put(struct tw_prefix *p, const struct tw_adapter *a, struct tw_st
     memcpy(token, prompt, nprompt * sizeof(*token));
     if (n > nprompt)
         memcpy(token + nprompt, more, (n - nprompt) * sizeof(*token));
-    entry_add(p, a, state, token, n);
+    entry_add(p, k, state, token, n);
 }
 
 void tw_prefix_drop(struct tw_prefix *p, const struct tw_adapter *a)
 {
     for (int i = p->n; i-- > 0;)
-        if (p->e[i].adapter == a)
+        if (p->e[i].key.adapter == a)
             entry_drop(p, i);
 }
 

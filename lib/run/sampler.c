@@ -71,6 +71,7 @@ void tw_sampler_add(struct tw_sampler *s, struct tw_gen *g)
         g->out[i].stop_token = -1;
     }
     g->finished = 0;
+    g->cached = 0;
     g->next = NULL;
     if (s->tail)
         s->tail->next = g;
@@ -110,7 +111,46 @@ static bool gen_valid(const struct tw_sampler *s, struct tw_gen *g)
     return !*g->error;
 }
 
-/* Lets requests in while there is room for their samples. */
+static struct tw_prefix_key key_of(const struct tw_gen *g)
+{
+    return (struct tw_prefix_key){ g->adapter, g->owner };
+}
+
+/* Whether most of G's prompt, from FED on, is in that of a job before job I that is not through. */
+static bool behind(const struct tw_sampler *s, int64_t i)
+{
+    const struct tw_gen *g = s->job[i].g;
+
+    for (int64_t k = 0; k < i; k++) {
+        const struct tw_gen *o = s->job[k].g;
+        int64_t n = 0;
+
+        if (o->adapter != g->adapter || o->owner != g->owner || tw_job_ready(s, &s->job[k]))
+            continue;
+        while (n < g->nprompt && n < o->nprompt && g->prompt[n] == o->prompt[n])
+            n++;
+        if (n > g->nprompt / 2)
+            return true;
+    }
+    return false;
+}
+
+/* The state of job I: what is known of its prompt, or nothing. */
+static int begin(struct tw_sampler *s, int64_t i, struct tw_err *err)
+{
+    struct job *j = &s->job[i];
+
+    if (s->cache && behind(s, i))
+        return 0;
+    j->state = tw_prefix_take(s->prefix, key_of(j->g), j->g->prompt, j->g->nprompt - 1, &j->fed, err);
+    if (err->code || (!j->state && !(j->state = tw_state_new(s->model, err))))
+        return -1;
+    j->begun = true;
+    j->g->cached = j->fed;
+    tw_state_marks(j->state, s->cache);
+    return 0;
+}
+
 int tw_sampler_admit(struct tw_sampler *s, struct tw_err *err)
 {
     int64_t room = s->max_batch - s->nrun;
@@ -130,15 +170,12 @@ int tw_sampler_admit(struct tw_sampler *s, struct tw_err *err)
             continue;
         }
         *j = (struct job){ .g = g };
-        j->state = tw_prefix_take(s->prefix, g->adapter, g->prompt, g->nprompt - 1, &j->fed, err);
-        if (!j->state && !(err->code) && !(j->state = tw_state_new(s->model, err)))
-            return -1;
-        if (err->code)
-            return -1;
-        tw_state_marks(j->state, s->cache);
         s->njob++;
         room -= g->n;
     }
+    for (int64_t i = 0; i < s->njob; i++)
+        if (!s->job[i].begun && begin(s, i, err))
+            return -1;
     return 0;
 }
 
@@ -181,7 +218,7 @@ void tw_run_end(struct tw_sampler *s, int64_t i, enum tw_stop why)
     c->stop = why;
     keep_experts(s, c, r.state);
     if (why != TW_STOP_ABORT && g->n == 1)
-        tw_prefix_put(s->prefix, g->adapter, r.state, g->prompt, g->nprompt, c->token);
+        tw_prefix_put(s->prefix, key_of(g), r.state, g->prompt, g->nprompt, c->token);
     else
         tw_state_free(r.state);
     tw_counts_free(&r.counts);
@@ -202,6 +239,11 @@ int64_t tw_sampler_load(const struct tw_sampler *s)
     for (const struct tw_gen *g = s->head; g; g = g->next)
         n += g->n;
     return n;
+}
+
+int64_t tw_sampler_prefilled(const struct tw_sampler *s)
+{
+    return s->prefilled;
 }
 
 void tw_sampler_abort(struct tw_sampler *s, struct tw_gen *g)

@@ -1,7 +1,8 @@
 /* sampler.h - many generations in flight on one model: continuous batching over decode states. A
  * request is queued, its prompt is run once (in chunks, beside the decoding of others), its n samples
  * fork the state, and each token of each sample is drawn from (seed, stream, sample, position) alone:
- * neighbours, batch size, chunking and the prefix cache never change a result. */
+ * neighbours, batch size, chunking and the prefix cache never change a result. With a prefix cache, a
+ * prompt that begins as one that is being run waits for it, so that what they share is run once. */
 #ifndef TW_SAMPLER_H
 #define TW_SAMPLER_H
 #include "data/tok.h"
@@ -46,12 +47,14 @@ struct tw_gen {
     bool penalty_prompt;        /* penalties count the prompt's tokens, too */
     int64_t top_logprobs;
     struct tw_adapter *adapter;
+    const void *owner;          /* the prefix cache serves requests of one owner only to each other */
     void *user;
     void (*text)(struct tw_gen *g, int64_t sample, struct tw_str more); /* whole characters; may be NULL */
     void (*done)(struct tw_gen *g);     /* all samples ended; out[] is filled; may free the request */
     /* The sampler's. */
     struct tw_completion *out;  /* [n]; the caller frees with tw_gen_free_out() */
     int64_t finished;
+    int64_t cached;             /* tokens of the prompt that were not run for it */
     char error[256];            /* why stop is TW_STOP_ERROR */
     struct tw_gen *next;
 };
@@ -76,6 +79,7 @@ void tw_sampler_add(struct tw_sampler *s, struct tw_gen *g);
  * -1: the device failed. */
 int tw_sampler_step(struct tw_sampler *s, struct tw_err *err);
 int64_t tw_sampler_load(const struct tw_sampler *s);    /* samples queued or running */
+int64_t tw_sampler_prefilled(const struct tw_sampler *s);   /* tokens of prompts that were run so far */
 /* Ends a request now: its unfinished samples stop with TW_STOP_ABORT and done() is called. */
 void tw_sampler_abort(struct tw_sampler *s, struct tw_gen *g);
 /* Forgets what the prefix cache keeps of an adapter that is about to be closed. */

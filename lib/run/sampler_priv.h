@@ -6,9 +6,10 @@
 
 struct job {                    /* a request whose prompt has entered */
     struct tw_gen *g;
-    struct tw_state *state;
+    struct tw_state *state;     /* none while it waits for one that begins the same way */
     int64_t fed;                /* prompt tokens in the state */
     int64_t forked;             /* samples started */
+    bool begun;
     float *logits;              /* [V] after the prompt; NULL until it is through */
 };
 
@@ -44,14 +45,18 @@ struct tw_sampler {
     struct tw_draw draw;
     struct tw_prefix *prefix;
     bool cache;                 /* it keeps something */
+    int64_t prefilled;
 };
 
 /* sampler.c */
 void tw_job_drop(struct tw_sampler *s, int64_t i);
 /* Takes run I out of the batch; its state may serve later prompts that begin the same way. */
 void tw_run_end(struct tw_sampler *s, int64_t i, enum tw_stop why);
-/* Lets requests in while there is room for their samples. */
+/* Lets requests in while there is room for their samples, and jobs begin that need not wait. */
 int tw_sampler_admit(struct tw_sampler *s, struct tw_err *err);
+
+/* sampler_step.c: whether the prompt of J is through, and its samples may start */
+bool tw_job_ready(const struct tw_sampler *s, const struct job *j);
 
 /* draw.c */
 /* What is to be drawn for run I. SEEN (the caller frees) holds what the penalties look at. */

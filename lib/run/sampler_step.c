@@ -15,9 +15,9 @@ static int64_t prompt_run(const struct tw_sampler *s, const struct tw_gen *g)
     return g->nprompt - (s->logits ? 0 : 1);
 }
 
-static bool prompt_done(const struct tw_sampler *s, const struct job *j)
+bool tw_job_ready(const struct tw_sampler *s, const struct job *j)
 {
-    return s->logits ? j->logits != NULL : j->fed == prompt_run(s, j->g);
+    return j->begun && (s->logits ? j->logits != NULL : j->fed == prompt_run(s, j->g));
 }
 
 /* Starts samples of finished prompts while there is room. */
@@ -27,9 +27,9 @@ static int fork_samples(struct tw_sampler *s, struct tw_err *err)
         struct job *j = &s->job[i];
         struct tw_gen *g = j->g;
 
-        if (prompt_done(s, j) && j->state)
+        if (tw_job_ready(s, j) && j->state)
             tw_state_marks(j->state, false);    /* samples are not cut back */
-        while (prompt_done(s, j) && j->forked < g->n && s->nrun < s->max_batch) {
+        while (tw_job_ready(s, j) && j->forked < g->n && s->nrun < s->max_batch) {
             struct run *r = &s->run[s->nrun];
             bool last = j->forked + 1 == g->n;
 
@@ -52,7 +52,7 @@ static int fork_samples(struct tw_sampler *s, struct tw_err *err)
             if (last)           /* G may be gone */
                 break;
         }
-        if (prompt_done(s, j) && !j->state)
+        if (j->begun && !j->state)
             tw_job_drop(s, i);
         else
             i++;
@@ -72,7 +72,7 @@ static int64_t prompts(struct tw_sampler *s, int64_t n, int64_t left, int64_t *f
 {
     for (int64_t i = 0; i < s->njob; i++) {
         struct job *j = &s->job[i];
-        int64_t take = prompt_run(s, j->g) - j->fed;
+        int64_t take = j->begun ? prompt_run(s, j->g) - j->fed : 0;
 
         if (take > left)
             take = left;
@@ -93,6 +93,7 @@ static void prompts_fed(struct tw_sampler *s, const int64_t *fed, const float *l
         struct job *j = &s->job[i];
 
         j->fed += fed[i];
+        s->prefilled += fed[i];
         if (!fed[i] || j->fed < prompt_run(s, j->g))
             continue;
         if (logits) {
@@ -100,7 +101,8 @@ static void prompts_fed(struct tw_sampler *s, const int64_t *fed, const float *l
             memcpy(j->logits, logits, s->V * sizeof(float));
             logits += s->V;
         }
-        tw_prefix_copy(s->prefix, j->g->adapter, j->state, j->g->prompt, j->fed);
+        tw_prefix_copy(s->prefix,
+                (struct tw_prefix_key){ j->g->adapter, j->g->owner }, j->state, j->g->prompt, j->fed);
     }
 }
 

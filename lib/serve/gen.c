@@ -123,7 +123,7 @@ static void give(struct tw_worker *k, struct tw_gen_job *j)
                 strlen(j->w->id), 0), .max_tokens = s->max_tokens, .stop = s->stop,
         .nstop = s->nstop, .stop_token = s->stop_token, .nstop_token = s->nstop_token,
         .ignore_eos = s->no_stop, .top_logprobs = s->top_sample,
-        .adapter = j->snap ? j->snap->a : NULL, .user = j, .text = s->text ? piece_text : NULL,
+        .adapter = j->snap ? j->snap->a : NULL, .owner = j->who, .user = j, .text = s->text ? piece_text : NULL,
         .done = piece_done };
     j->piece = tw_xreallocarray(j->piece, (size_t)(j->npiece + 1), sizeof *j->piece);
     j->piece[j->npiece++] = g;
@@ -228,6 +228,7 @@ static void finish(struct tw_worker *k, struct tw_gen_job *j)
 
     w->result.busy = j->busy;
     w->result.tokens = w->sample.nprompt;
+    w->result.cached = j->npiece ? j->piece[0]->cached : 0;
     if (j->err.code) {
         tw_work_fail(k, w, !j->npiece && (w->refused || w->sample.key) ? "user" : "server", &j->err);
         free_job(k, j);
@@ -237,11 +238,14 @@ static void finish(struct tw_worker *k, struct tw_gen_job *j)
         keep(j);
     } else {
         j->r.nseq = w->sample.n;
+        j->r.cached = w->result.cached;
         j->r.seq = tw_arena_alloc(&w->arena, (size_t)w->sample.n * sizeof *j->r.seq);
         put_sequences(j, j->r.seq);
         tw_result_sample(&w->result.proto, &j->r);
     }
     k->stat.tokens_prompt += w->sample.nprompt;
+    k->stat.tokens_cached += w->result.cached;
+    k->stat.cache_hits += w->result.cached > 0;
     k->stat.tokens_sampled += w->result.sampled;
     tw_work_done(k, w);
     free_job(k, j);

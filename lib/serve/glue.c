@@ -208,6 +208,7 @@ int tw_glue_open(struct tw_srv *s, struct tw_err *err)
         .max_adapters = s->o->max_adapters,
         .max_rank = s->o->max_rank,
         .window = s->o->max_model_len,
+        .cache_tokens = s->o->prefix_cache,
         .snapshot_every = s->o->snapshot_every,
         .snapshot = on_snapshot,
         .arg = s,

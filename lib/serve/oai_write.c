@@ -17,11 +17,12 @@ static void begin(struct tw_oai *c, struct tw_jw *w, struct tw_buf *b, const cha
 
 static void put_usage(struct tw_oai *c, struct tw_jw *w)
 {
-    int64_t in = 0, out = 0;
+    int64_t in = 0, out = 0, known = 0;
 
     for (int64_t p = 0; p < c->nprompt; p++) {
         in += c->prompt[p].n;
         out += c->work[p]->result.sampled;
+        known += c->work[p]->result.cached;
     }
     tw_jw_key(w, "usage");
     tw_jw_obj(w);
@@ -31,6 +32,13 @@ static void put_usage(struct tw_oai *c, struct tw_jw *w)
     tw_jw_int(w, out);
     tw_jw_key(w, "total_tokens");
     tw_jw_int(w, in + out);
+    if (known) {
+        tw_jw_key(w, "prompt_tokens_details");
+        tw_jw_obj(w);
+        tw_jw_key(w, "cached_tokens");
+        tw_jw_int(w, known);
+        tw_jw_obj_end(w);
+    }
     tw_jw_obj_end(w);
 }
 

@@ -65,6 +65,12 @@ static void engine_metrics(struct tw_srv *s, struct tw_buf *b)
     metric(b, "tw_snapshots", "gauge", "Frozen weights to sample from.", (double)w.snapshots);
     metric(b, "tw_tokens_trained_total", "counter", "Tokens of forward_backward.", (double)w.tokens_trained);
     metric(b, "tw_tokens_prompt_total", "counter", "Tokens of prompts.", (double)w.tokens_prompt);
+    metric(b, "tw_tokens_prefilled_total", "counter", "Tokens of prompts that were run for sampling.",
+            (double)w.tokens_prefilled);
+    metric(b, "tw_prefix_cache_hits_total", "counter", "Requests that found the beginning of their prompt.",
+            (double)w.cache_hits);
+    metric(b, "tw_tokens_cached_total", "counter", "Tokens of prompts that were found.",
+            (double)w.tokens_cached);
     metric(b, "tw_tokens_sampled_total", "counter", "Tokens sampled.", (double)w.tokens_sampled);
     metric(b, "tw_optimizer_steps_total", "counter", "Optimiser steps.", (double)w.steps);
     metric(b, "tw_passes_total", "counter", "Passes over the model for training.", (double)w.passes);

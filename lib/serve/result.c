@@ -116,6 +116,8 @@ void tw_result_sample(struct tw_buf *out, const struct tw_response *r)
     if (r->prompt_logp)
         tw_pb_put_bytes(out, 2, r->prompt_logp, (size_t)r->nprompt * sizeof(float));
     put_top(out, 3, &r->top);
+    if (r->cached)
+        tw_pb_put_varint(out, 4, (uint64_t)r->cached);
     if (r->target)
         put_tensor(out, 5, r->target, 1, r->nprompt - 1, r->ntarget);
     if (r->alt) {

@@ -39,6 +39,7 @@ struct tw_response {
     const float *prompt_logp;   /* [nprompt] NaN: none; NULL: was not asked for */
     int64_t nprompt;
     struct tw_topk top;         /* of the prompt */
+    int64_t cached;             /* tokens of the prompt that were known */
     const float *target;        /* [nprompt - 1, ntarget]; NULL */
     int64_t ntarget;
     const int32_t *alt;         /* [nprompt - 1, nalt]; NULL */

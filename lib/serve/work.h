@@ -127,6 +127,7 @@ struct tw_result {
     struct tw_buf json, proto;
     int64_t tokens;             /* what it cost: trained or read, and sampled */
     int64_t sampled;
+    int64_t cached;             /* tokens of the prompt that were known from an earlier one */
     double waited, busy;        /* seconds in the queue, and of the device */
     double loss;                /* forward_backward: the sum; optim_step: the gradient's norm */
     int64_t version;            /* optimiser steps of the weights that were used */
@@ -188,6 +189,7 @@ struct tw_worker_opts {
     int64_t window;             /* 0: the model's */
     int64_t max_batch;          /* sequences decoded at once; 0: a default */
     int64_t micro_tokens;       /* of a pass; 0: a default */
+    int64_t cache_tokens;       /* of prompts, kept for those that begin the same way; 0: none */
     const char *swap;           /* folder for what is swapped out */
     int64_t snapshot_every;     /* optimiser steps; 0: never */
     /* A model's state up to and with request SEQ is in the file PATH, for TW_RESTORE with the same
@@ -210,6 +212,8 @@ struct tw_worker_stat {
     int64_t queued, running;            /* requests; samples that decode */
     int64_t models, resident, swapped, snapshots;
     int64_t tokens_trained, tokens_prompt, tokens_sampled, steps, passes, merged;
+    int64_t tokens_prefilled;           /* of prompts, run before sampling */
+    int64_t cache_hits, tokens_cached;  /* requests that began with a prompt that was known, and its tokens */
     double busy_train, busy_sample;     /* seconds of the device */
     size_t memory;                      /* bytes of the device */
 };

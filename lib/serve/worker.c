@@ -228,6 +228,7 @@ static void count(struct tw_worker *k)
     }
     s->resident += s->models - s->swapped;
     s->running = tw_sampler_load(k->sampler);
+    s->tokens_prefilled = tw_sampler_prefilled(k->sampler);
 }
 
 /* Waits for something to do: what came, in *IN and *CANCEL. Returns what is said about ending. */

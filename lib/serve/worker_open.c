@@ -34,7 +34,8 @@ static int open_model(struct tw_worker *k, struct tw_err *err)
 static int open_sampler(struct tw_worker *k, struct tw_err *err)
 {
     const struct tw_model_info *info = tw_model_info(k->model);
-    struct tw_sampler_opts o = { .max_batch = k->max_batch, .window = k->o.window };
+    struct tw_sampler_opts o = { .max_batch = k->max_batch, .window = k->o.window,
+        .cache_tokens = k->o.cache_tokens };
 
     k->limits = (struct tw_limits){ .V = info->V, .window = k->o.window ? k->o.window :
         info->max_positions, .max_rank = k->o.max_rank, .max_samples = 4096, .max_stop = 64,

@@ -4,7 +4,7 @@
 #include "run/sampler.h"
 #include "test.h"
 
-enum { PROMPTS = 9, N = 3, TOKENS = 24 };
+enum { PROMPTS = 9, N = 3, TOKENS = 24, LIKE = 12 };
 
 static struct tw_dev *dev;
 static struct tw_model *model;
@@ -189,6 +189,38 @@ static void bad_prompts_end_alone(void)
     tw_sampler_close(s);
 }
 
+/* Prompts that begin alike, all at once: what they share is run once for each owner, and no bit changes. */
+static void what_prompts_share_is_run_once(void)
+{
+    static struct result r[2][LIKE];
+    int32_t like[LIKE][72];
+    int64_t run[2];
+
+    for (int cached = 0; cached < 2; cached++) {
+        struct tw_sampler *s = open(64, 16, cached ? 4096 : 0, 0);
+        struct tw_gen g[LIKE];
+
+        for (int i = 0; i < LIKE; i++) {
+            memcpy(like[i], prompt[5], sizeof like[i]);
+            like[i][71] = i / 2 + 5;
+            g[i] = request(5, &r[cached][i]);
+            g[i].prompt = like[i];
+            g[i].nprompt = 72;
+            g[i].owner = i % 2 ? s : NULL;
+            tw_sampler_add(s, &g[i]);
+        }
+        drain(s);
+        run[cached] = tw_sampler_prefilled(s);
+        for (int i = 2; cached && i < LIKE; i++)
+            CHECK(g[i].cached >= 32 && g[i].cached <= 71);
+        CHECK(!cached || (!g[0].cached && !g[1].cached));
+        tw_sampler_close(s);
+    }
+    CHECK(!memcmp(r[0], r[1], sizeof r[0]));
+    CHECK_INT(run[0], LIKE * 72);
+    CHECK(run[1] >= 2 * 72 && run[1] <= 2 * 72 + (LIKE - 2) * 40);
+}
+
 static int aborted;
 
 static void count_aborts(struct tw_gen *g)
@@ -243,6 +275,7 @@ static void on(const char *dir)
     RUN(fewer_samples_are_the_first_ones);
     RUN(end_and_stop_tokens_are_kept_apart);
     RUN(bad_prompts_end_alone);
+    RUN(what_prompts_share_is_run_once);
     RUN(an_abort_frees_the_others);
     tw_model_close(model);
     tw_dev_close(dev);
