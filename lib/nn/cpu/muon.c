@@ -61,6 +61,8 @@ static void ns_step(struct ns *s)
             .b = wide ? s->x : s->b, .ldb = c } };
     float *t = s->x;
 
+    if (!wide)                  /* a sum over rows goes on from what is there */
+        memset(s->a, 0, (size_t)(k * k) * sizeof *s->a);
     tw_cpu_gemm(s->d, &gram);
     tw_cpu_gemm(s->d, &square);
     tw_cpu_axpy((struct tw_dev *)s->d, s->b, -4.7750f, s->a, k * k);
