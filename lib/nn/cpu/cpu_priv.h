@@ -18,6 +18,24 @@ struct tw_scan {
     int64_t ldq, ldv, ldg, ldb, ldo, lde;
 };
 
+/* A block of a product from its first step to C: mr rows. The chain begins with FROM (NULL: zero) and
+ * runs over the parts in order; A is packed, B lies in panels bp words apart. Then come scale, bias
+ * and res, each rounded, and N columns are stored. */
+struct tw_whole {
+    const float *from;
+    int64_t ldf;
+    struct {
+        const void *a, *b;
+        int64_t bp, s;
+    } part[2];
+    int parts;
+    float *c;
+    int64_t ldc, n;
+    float scale;
+    const float *bias, *res;    /* NULL: none */
+    int64_t ldres;
+};
+
 /* Leaf functions over raw pointers, one table per instruction set (isa_*.c), all compiled from
  * kern.h, so that every table gives the same bits. A panel is 16 columns of a matrix, [s][16]. */
 struct tw_kern {
@@ -37,6 +55,8 @@ struct tw_kern {
             int64_t s, bool first, int R, int P);
     void (*mm16)(float *c, int64_t ldc, const uint32_t *a, const uint32_t *b, int64_t bp, int64_t s,
             bool first, int R, int P);
+    void (*whole)(const struct tw_whole *w, int P);     /* mr rows */
+    void (*whole16)(const struct tw_whole *w, int P);   /* mr16 rows; NULL: there is none */
     /* dst[s * R + r] = src[r * ld + s]; pack16: pairs, columns at or past K are zero. */
     void (*pack)(float *dst, const float *src, int64_t ld, int R, int64_t s);
     void (*pack16)(uint32_t *dst, const float *src, int64_t ld, int R, int64_t s, int64_t k);

@@ -137,6 +137,7 @@ static const struct tw_kern *choose(struct tw_cpu *d, const char *isa)
         d->amx = tw_kern_avx512bf16;
         d->amx.name = "amx";
         d->amx.mm16 = tw_amx_mm16;
+        d->amx.whole16 = NULL;
         d->amx.pack16 = tw_amx_pack16;
         d->amx.pairs_a = tw_amx_pairs;
         d->amx.unit16 = 16;

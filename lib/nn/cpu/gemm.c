@@ -246,36 +246,101 @@ static bool strip_open(const struct job *j, const struct tile *t)
     return room <= TW_MC * TW_KC;
 }
 
+/* What a strip's blocks go on with after their own sum. */
+struct strip {
+    int64_t p, c0, n;           /* its first panel; its columns */
+    int np;
+    bool packed;                /* strip_open()'s answer */
+    bool fused;                 /* one further product at most, in the same blocks: */
+    const struct tw_factors *f; /* which, NULL: none reaches these rows */
+    const float *a;             /* its rows, packed */
+};
+
+/* Looks for the further product that holds all rows of the item and is the only one. */
+static void strip_fuse(const struct job *j, const struct tile *t, struct strip *e)
+{
+    const float *at = t->more;
+
+    e->fused = true;
+    for (int64_t m = 0; m < j->g->nmore; m++) {
+        const struct tw_factors *f = &j->g->more[m];
+        int64_t room = strip_room(j, t, f);
+
+        if (tw_min(t->r1, f->r1) > tw_max(t->r0, f->r0)) {
+            if (e->f || !room || !e->packed || f->r0 > t->r0 || f->r1 < t->r1)
+                e->fused = false;
+            e->f = f;
+            e->a = at;
+        }
+        at += room;
+    }
+}
+
+/* The blocks of a strip for words [s, s + n) of the sum, the last: they are finished into C. */
+static void strip_last(const struct job *j, const struct tile *t, const struct strip *e, int64_t s,
+        int64_t n)
+{
+    const struct tw_gemm *g = j->g;
+    const struct tw_kern *k = j->d->k;
+    int64_t rows = t->r1 - t->r0, more = e->f ? words_of(j, e->f) : 0, bp = 0;
+    const float *b = e->f ? pack_b(j, t, e->f, g->n, e->p, e->np, 0, more, &bp) : NULL;
+
+    for (int64_t r = 0; r < rows; r += j->mr) {
+        int R = (int)tw_min(j->mr, rows - r);
+        struct tw_whole w = { .from = s ? t->c + r * t->ld : NULL, .ldf = t->ld,
+            .part = { { t->a + s * rows + r * n, (const float *)g->f.b + (e->p * j->s + s) * 16,
+                    j->s * 16, n }, { e->a + r * more, b, bp, more } }, .parts = e->f ? 2 : 1,
+            .c = g->c + (t->r0 + r) * g->ldc + e->c0, .ldc = g->ldc, .n = e->n, .scale = g->scale,
+            .bias = g->bias ? g->bias + e->c0 : NULL, .ldres = g->ldres,
+            .res = g->res ? g->res + (t->r0 + r) * g->ldres + e->c0 : NULL };
+        void (*whole)(const struct tw_whole *, int) = j->bf ? k->whole16 : k->whole;
+
+        if (rows > 32)
+            strip_ahead(g, t->r0 + r, R, e->c0, e->n);
+        if (R == j->mr && whole) {
+            whole(&w, e->np);
+            continue;
+        }
+        for (int i = 0; i < w.parts; i++)
+            block(j, t->c + r * t->ld, t->ld, w.part[i].a, w.part[i].b, w.part[i].bp, w.part[i].s,
+                    !i && !s, R, e->np);
+        k->epis(w.c, w.ldc, t->c + r * t->ld, t->ld, R, e->n, g->scale, w.bias, w.res, g->ldres);
+    }
+}
+
 static void strip_job(void *arg, int64_t i, int thread)
 {
     const struct job *j = arg;
     const struct tw_gemm *g = j->g;
     struct tile t = tile_at(j, thread, i / j->nj * j->mc);
     int64_t p0 = i % j->nj * j->nc, p1 = tw_min((g->n + 15) / 16, p0 + j->nc);
-    int64_t rows = t.r1 - t.r0, ld = t.ld = j->pr * 16;
-    bool packed = strip_open(j, &t);
+    int64_t rows = t.r1 - t.r0;
+    struct strip e = { .packed = strip_open(j, &t) };
 
-    for (int64_t p = p0; p < p1; p += j->pr) {
-        int np = (int)tw_min(j->pr, p1 - p);
-        int64_t c0 = p * 16;
-
+    t.ld = j->pr * 16;
+    strip_fuse(j, &t, &e);
+    for (e.p = p0; e.p < p1; e.p += j->pr) {
+        e.np = (int)tw_min(j->pr, p1 - e.p);
+        e.c0 = e.p * 16;
+        e.n = tw_min(g->n - e.c0, e.np * 16);
         for (int64_t s = 0; s < j->s; s += j->kc) {
             int64_t n = tw_min(j->kc, j->s - s);
-            const float *b = (const float *)g->f.b + (p * j->s + s) * 16;
+            const float *b = (const float *)g->f.b + (e.p * j->s + s) * 16;
 
-            for (int64_t r = 0; r < rows; r += j->mr) {
-                int R = (int)tw_min(j->mr, rows - r);
-
-                if (s + n == j->s && rows > 32)
-                    strip_ahead(g, t.r0 + r, R, c0, tw_min(g->n - c0, np * 16));
-                block(j, t.c + r * ld, ld, t.a + s * rows + r * n, b, j->s * 16, n, !s, R, np);
+            if (e.fused && s + n == j->s) {
+                strip_last(j, &t, &e, s, n);
+                continue;
             }
+            for (int64_t r = 0; r < rows; r += j->mr)
+                block(j, t.c + r * t.ld, t.ld, t.a + s * rows + r * n, b, j->s * 16, n, !s,
+                        (int)tw_min(j->mr, rows - r), e.np);
         }
-        if (g->nmore)
-            strip_more(j, &t, p, packed);
-        j->d->k->epis(g->c + t.r0 * g->ldc + c0, g->ldc, t.c, ld, rows,
-                tw_min(g->n - c0, np * 16), g->scale, g->bias ? g->bias + c0 : NULL,
-                g->res ? g->res + t.r0 * g->ldres + c0 : NULL, g->ldres);
+        if (e.fused)
+            continue;
+        strip_more(j, &t, e.p, e.packed);
+        j->d->k->epis(g->c + t.r0 * g->ldc + e.c0, g->ldc, t.c, t.ld, rows, e.n, g->scale,
+                g->bias ? g->bias + e.c0 : NULL,
+                g->res ? g->res + t.r0 * g->ldres + e.c0 : NULL, g->ldres);
     }
 }
 

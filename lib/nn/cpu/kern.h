@@ -3,7 +3,6 @@
  * cut never changes a bit. */
 #include "nn/cpu/cpu_priv.h"
 #include "nn/cpu/vec.h"
-#include "nn/cpu/kern_mm.h"
 
 /* Runs BODY over columns [0, n) in vectors from `i`, with `k` lanes each (16 but for the last). */
 #define EACH(n) for (int64_t i = 0, k; i < (n) && (k = (n) - i < 16 ? (n) - i : 16, 1); i += 16)
@@ -17,6 +16,7 @@ VFN void st(float *p, vf x, int64_t k)
         v_storen(p, x, k);
 }
 
+#include "nn/cpu/kern_mm.h"
 #include "nn/cpu/kern_pack.h"
 
 static void epi(float *y, const float *x, int64_t n, float scale, const float *bias,
@@ -212,7 +212,7 @@ static void sgd(float *w, const float *g, float *m, int64_t n, float lr, float m
 const struct tw_kern TW_KERN = {
     .name = TW_KERN_NAME, .mr = MR, .pr = PR, .mr16 = MR, .pr16 = PR,
     .kc16 = TW_KC, .unit16 = 1, .mc16 = TW_MC,
-    .mm = mm, .mms = mms, .mm16 = mm16, .pack = pack, .pack16 = pack16, .packc = packc, .low = low,
+    .mm = mm, .mms = mms, .mm16 = mm16, .whole = whole, .whole16 = whole16, .pack = pack, .pack16 = pack16, .packc = packc, .low = low,
     .pairs = pairs, .pairs_a = pairs, .panel = panel, .panel16 = panel16, .turn16 = turn16,
     .epi = epi, .epis = epis,
     .dot = dot, .rms = rms, .rms_dx = rms_dx, .rms_dw = rms_dw, .rope = rope, .glu = glu,

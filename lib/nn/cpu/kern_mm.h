@@ -47,6 +47,74 @@ VFN void mm_block(float *restrict c, int64_t ldc, const float *restrict a, int64
             v_store(c + r * ldc + p * 16, acc[r][p]);
 }
 
+/* Sums of MR rows that never leave the registers until they are finished. */
+VFN void whole_block(const struct tw_whole *t, const int P, const bool bf)
+{
+    vf acc[MR][PR], x, w[PR];
+
+#pragma GCC unroll 8
+    for (int r = 0; r < MR; r++)
+#pragma GCC unroll 4
+        for (int p = 0; p < P; p++)
+            acc[r][p] = t->from ? v_load(t->from + r * t->ldf + p * 16) : v_set(0);
+    for (int q = 0; q < t->parts; q++) {
+        const float *restrict a = t->part[q].a, *restrict b = t->part[q].b;
+        int64_t bp = t->part[q].bp;
+
+        for (int64_t i = 0; i < t->part[q].s; i++, a += MR) {
+#pragma GCC unroll 4
+            for (int p = 0; p < P; p++)
+                w[p] = v_load(b + p * bp + i * 16);
+#pragma GCC unroll 8
+            for (int r = 0; r < MR; r++) {
+                x = v_set(a[r]);
+#pragma GCC unroll 4
+                for (int p = 0; p < P; p++)
+                    acc[r][p] = bf ? v_dp(acc[r][p], x, w[p]) : v_fma(x, w[p], acc[r][p]);
+            }
+        }
+    }
+#pragma GCC unroll 4
+    for (int p = 0; p < P; p++) {
+        int64_t k = t->n - p * 16 < 16 ? t->n - p * 16 : 16;
+
+#pragma GCC unroll 8
+        for (int r = 0; r < MR; r++) {
+            vf v = acc[r][p];
+
+            if (t->scale != 1)
+                v = v_mul(v, v_set(t->scale));
+            if (t->bias)
+                v = v_add(v, ld(t->bias + p * 16, k));
+            if (t->res)
+                v = v_add(v, ld(t->res + r * t->ldres + p * 16, k));
+            st(t->c + r * t->ldc + p * 16, v, k);
+        }
+    }
+}
+
+VFN void whole_switch(const struct tw_whole *t, int P, const bool bf)
+{
+    if (P == 1)
+        whole_block(t, 1, bf);
+#if PR > 1
+    else if (P == 2)
+        whole_block(t, 2, bf);
+    else
+        whole_block(t, 3, bf);
+#endif
+}
+
+static void whole(const struct tw_whole *t, int P)
+{
+    whole_switch(t, P, false);
+}
+
+static void whole16(const struct tw_whole *t, int P)
+{
+    whole_switch(t, P, true);
+}
+
 #define MM_CASE(r, p)                                                                              \
     case (r) * 4 + (p):                                                                            \
         mm_block(c, ldc, a, ar, as, b, bp, s, first, r, p, bf);                                    \
