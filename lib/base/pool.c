@@ -10,10 +10,14 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#define SPIN 2000       /* rounds of looking before a thread sleeps: tens of microseconds */
+/* Rounds of looking before a thread sleeps, each some tens of cycles: most of a millisecond, longer than
+ * what lies between two runs, since a busy machine may take milliseconds to let a thread go on that has
+ * slept. Few where threads outnumber processors and would only keep each other waiting. */
+#define SPIN 20000
+#define SPIN_CROWDED 2000
 
 struct tw_pool {
-    int threads;
+    int threads, spin;
     pthread_t *tid;
     pthread_mutex_t lock;
     pthread_cond_t work, done;
@@ -56,7 +60,7 @@ static void *work(void *arg)
 
     free(arg);
     for (;;) {
-        for (int k = 0; k < SPIN && atomic_load(&p->generation) == seen; k++)
+        for (int k = 0; k < p->spin && atomic_load(&p->generation) == seen; k++)
             relax();
         pthread_mutex_lock(&p->lock);
         while (atomic_load(&p->generation) == seen && !p->quit)
@@ -139,7 +143,10 @@ struct tw_pool *tw_pool_open(int n)
 {
     struct tw_pool *p = tw_xcalloc(1, sizeof(*p));
 
-    p->threads = n > 0 ? n : usable_cpus();
+    int cpus = usable_cpus();
+
+    p->threads = n > 0 ? n : cpus;
+    p->spin = p->threads <= cpus ? SPIN : SPIN_CROWDED;
     p->tid = tw_xcalloc((size_t)p->threads, sizeof(*p->tid));
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->work, NULL);
@@ -189,7 +196,7 @@ void tw_pool_run(struct tw_pool *p, int64_t n, void (*fn)(void *arg, int64_t i, 
     pthread_mutex_lock(&p->lock);
     p->open = false;
     pthread_mutex_unlock(&p->lock);
-    for (int k = 0; k < SPIN && atomic_load(&p->inside); k++)
+    for (int k = 0; k < p->spin && atomic_load(&p->inside); k++)
         relax();
     pthread_mutex_lock(&p->lock);
     while (atomic_load(&p->inside))
