@@ -18,6 +18,11 @@ static void curl_start(void)
     curl_global_init(CURL_GLOBAL_DEFAULT);
 }
 
+void tw_http_start(void)
+{
+    pthread_once(&once, curl_start);
+}
+
 /* One request on its way. */
 struct call {
     struct tw_http_conn *conn;
@@ -32,7 +37,7 @@ struct tw_http *tw_http_open(const struct tw_http_conf *conf, struct tw_err *err
 {
     struct tw_http *h = tw_xcalloc(1, sizeof *h);
 
-    pthread_once(&once, curl_start);
+    tw_http_start();
     pthread_mutex_init(&h->lock, NULL);
     h->max_wait = conf->max_wait > 0 ? conf->max_wait : 600;
     h->nallow = conf->nallow;
@@ -67,10 +72,7 @@ struct tw_http_conn *tw_http_conn_open(struct tw_http *h)
     return c;
 }
 
-/* A command dies of SIGPIPE, as `| head` wants it; but a server that goes away in the middle of TLS
- * must not kill it. The signal is this thread's, so it is held back around what libcurl does (whose
- * own care for it CURLOPT_NOSIGNAL switches off) and then thrown away. */
-static void pipe_hold(sigset_t *was)
+void tw_pipe_hold(sigset_t *was)
 {
     sigset_t set;
 
@@ -79,7 +81,7 @@ static void pipe_hold(sigset_t *was)
     pthread_sigmask(SIG_BLOCK, &set, was);
 }
 
-static void pipe_release(const sigset_t *was)
+void tw_pipe_release(const sigset_t *was)
 {
     const struct timespec now = {0};
     sigset_t set;
@@ -98,9 +100,9 @@ void tw_http_conn_close(struct tw_http_conn *c)
 
     if (!c)
         return;
-    pipe_hold(&was);
+    tw_pipe_hold(&was);
     curl_easy_cleanup(c->curl);
-    pipe_release(&was);
+    tw_pipe_release(&was);
     free(c);
 }
 
@@ -334,9 +336,9 @@ static int hop(struct call *c, const char *url, const struct origin *o, bool tru
     c->res->last = c->res->head.n;
     c->res->body.n = 0;
     set_options(c, url, o, headers);
-    pipe_hold(&was);
+    tw_pipe_hold(&was);
     code = curl_easy_perform(c->conn->curl);
-    pipe_release(&was);
+    tw_pipe_release(&was);
     if (code == CURLE_OK && start(c))
         code = CURLE_WRITE_ERROR;
     curl_slist_free_all(headers);

@@ -4,6 +4,15 @@
 #include "data/http.h"
 #include <curl/curl.h>
 #include <pthread.h>
+#include <signal.h>
+
+/* libcurl is ready to be used, by whoever calls this first. */
+void tw_http_start(void);
+/* A command dies of SIGPIPE, as `| head` wants it; but a server that goes away in the middle of TLS
+ * must not kill it. The signal is this thread's, so it is held back around what libcurl does (whose
+ * own care for it CURLOPT_NOSIGNAL switches off) and then thrown away. */
+void tw_pipe_hold(sigset_t *was);
+void tw_pipe_release(const sigset_t *was);
 
 /* A host (with port) that was contacted. After a 429, `limited` lets one request through at a
  * time until an answer is no 429. */
