@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 static int64_t load_i64(const char *p)
 {
@@ -83,7 +84,36 @@ int tw_tensor_dense(struct tw_arena *a, struct tw_tensor_in *t, struct tw_str va
     return 0;
 }
 
-int tw_datum_loss(struct tw_fb_args *f, struct tw_str name, struct tw_str settings,
+/* What a request says beside the loss's own settings, which are left in REST: the temperature of the
+ * log-probabilities, and whether the adapter is off (forward only: the reference of a policy). */
+static int extras(struct tw_fb_args *f, struct tw_str settings, struct tw_buf *rest, struct tw_err *err)
+{
+    const char *p = settings.n ? settings.p : "", *end = p + settings.n;
+    double v;
+
+    f->temp = 1;
+    f->base = false;
+    while (p < end) {
+        const char *next = memchr(p + 1, ',', (size_t)(end - p - 1));
+        size_t n = (size_t)((next ? next : end) - p);
+
+        if (n > 13 && !memcmp(p, ",temperature=", 13)) {
+            v = strtod(p + 13, NULL);
+            if (!(v >= 1e-3 && v <= 1000))
+                return tw_fail(err, NULL, 0, "loss_fn_config: temperature must be in [0.001, 1000]");
+            f->temp = (float)v;
+        } else if (n > 14 && !memcmp(p, ",disable_lora=", 14)) {
+            f->base = strtod(p + 14, NULL) != 0;
+        } else {
+            tw_buf_add(rest, p, n);
+        }
+        p += n;
+    }
+    return f->base && !f->forward_only ? tw_fail(err, NULL, 0, "loss_fn_config: disable_lora is for forward "
+            "only, there would be nothing to train") : 0;
+}
+
+static int loss_of(struct tw_fb_args *f, struct tw_str name, struct tw_str settings,
         struct tw_err *err)
 {
     static const char *const known[] = { "importance_sampling", "ppo", "cispo", "dro", "gspo",
@@ -112,6 +142,15 @@ int tw_datum_loss(struct tw_fb_args *f, struct tw_str name, struct tw_str settin
     f->type = !strcmp(f->loss.name, "stable_reinforce") ? "TwinkleStableReinforce" :
             "TorchLossReturn";
     return 0;
+}
+
+int tw_datum_loss(struct tw_fb_args *f, struct tw_str name, struct tw_str settings, struct tw_err *err)
+{
+    struct tw_buf rest = { 0 };
+    int ret = extras(f, settings, &rest, err) || loss_of(f, name, tw_buf_str(&rest), err) ? -1 : 0;
+
+    tw_buf_free(&rest);
+    return ret;
 }
 
 static const struct tw_tensor_in *find(const struct tw_datum_raw *raw, const char *name)

@@ -49,6 +49,8 @@ struct tw_fb_args {
     struct tw_loss loss;
     const char *type;           /* loss_fn_output_type */
     bool forward_only;
+    float temp;                 /* of the log-probabilities; 0: 1 */
+    bool base;                  /* with the adapter off: only forward */
 };
 
 struct tw_create_args {
