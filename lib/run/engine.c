@@ -58,16 +58,16 @@ static int64_t cut(const struct tw_engine *e, const struct tw_engine_sample *s, 
     return i;
 }
 
-static void fill(struct tw_engine *e, struct pass *p, struct tw_seq *seq, int64_t n)
+static void fill(struct pass *p, struct tw_seq *seq, int64_t n)
 {
     int64_t rows = 0, at = 0;
 
     for (int64_t i = 0; i < n; i++)
         rows += supervised(&p->s[i]);
-    p->row = tw_arena_alloc(&e->arena, (size_t)rows * sizeof *p->row);
-    p->slot = tw_arena_alloc(&e->arena, (size_t)rows * sizeof *p->slot);
+    p->row = tw_arena_alloc(p->arena, (size_t)rows * sizeof *p->row);
+    p->slot = tw_arena_alloc(p->arena, (size_t)rows * sizeof *p->slot);
     p->nrow = rows;
-    p->first = tw_arena_alloc(&e->arena, (size_t)(n + 1) * sizeof *p->first);
+    p->first = tw_arena_alloc(p->arena, (size_t)(n + 1) * sizeof *p->first);
     for (int64_t i = 0; i < n; i++) {
         struct tw_engine_sample *s = &p->s[i];
 
@@ -201,7 +201,7 @@ static int run(struct tw_engine *e, struct tw_engine_sample *s, int64_t n, unsig
             return -1;
         tw_arena_reset(&e->arena);
         seq = tw_arena_alloc(&e->arena, (size_t)k * sizeof *seq);
-        fill(e, &p, seq, k);
+        fill(&p, seq, k);
         for (int64_t i = 0; i < k; i++)
             late |= s[i].loss->needs_logp;
         for (int64_t i = 0; i < k; i++)
@@ -226,6 +226,21 @@ int tw_engine_score(struct tw_engine *e, struct tw_engine_sample *s, int64_t n, 
         struct tw_err *err)
 {
     return run(e, s, n, flags & TW_ENTROPY, err);
+}
+
+void tw_engine_loss(struct tw_engine_sample *s, int64_t n, float **coef, struct tw_arena *a)
+{
+    struct pass p = { .s = s, .n = n, .arena = a };
+    struct tw_seq *seq = tw_arena_alloc(a, (size_t)(n + 1) * sizeof *seq);
+
+    fill(&p, seq, n);
+    for (int64_t i = 0; i < p.nrow; i++)
+        p.row[i].logp = s[p.row[i].s].logp ? s[p.row[i].s].logp[p.slot[i]] : 0;
+    losses(&p);
+    for (int64_t i = 0; i < n; i++)
+        coef[i] = tw_arena_alloc(a, (size_t)(s[i].n + 1) * sizeof **coef);
+    for (int64_t i = 0; i < p.nrow; i++)
+        coef[p.row[i].s][p.slot[i]] = p.row[i].coef;
 }
 
 int tw_engine_optim_step(struct tw_engine *e, struct tw_optim *o, double lr, double clip,

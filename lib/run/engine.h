@@ -62,6 +62,10 @@ int tw_engine_forward_backward(struct tw_engine *e, struct tw_engine_sample *s, 
 /* The same without gradients and without dropout. FLAGS: TW_ENTROPY. */
 int tw_engine_score(struct tw_engine *e, struct tw_engine_sample *s, int64_t n, unsigned flags,
         struct tw_err *err);
+/* The arithmetic between forward and backward alone, for log-probabilities that come from elsewhere and
+ * are in each sample's logp: its sum and stat, and COEF[i] [n], the derivative of the loss by each of
+ * them, in A. Samples without targets of their own, and no smoothing. */
+void tw_engine_loss(struct tw_engine_sample *s, int64_t n, float **coef, struct tw_arena *a);
 int tw_engine_optim_step(struct tw_engine *e, struct tw_optim *o, double lr, double clip,
         struct tw_optim_report *r, struct tw_err *err);
 

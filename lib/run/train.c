@@ -2,6 +2,7 @@
 #include "run/train_priv.h"
 #include "base/io.h"
 #include "data/hub.h"
+#include "data/rpc.h"
 #include <inttypes.h>
 #include <stdlib.h>
 
@@ -21,52 +22,6 @@ char *tw_train_base_name(const char *model)
     model += 5;
     at = strchr(model, '@');
     return tw_xstrndup(model, at ? (size_t)(at - model) : strlen(model));
-}
-
-/* The rank of the adapter to come; of one that is not read yet, what most have at most. */
-static int64_t lora_room(const struct tw_trainer *t)
-{
-    return !t->use_lora ? 0 : t->adapter_dir ? 16 : t->lora.r;
-}
-
-/* Options that speak of routers. */
-static int check_routers(const struct tw_trainer *t, struct tw_err *err)
-{
-    const struct tw_model_info *info = tw_model_info(t->count_model);
-    const struct tw_train_opts *o = t->o;
-    const char *option = o->router_aux > 0 ? "--router-aux" : o->router_bias > 0 ? "--router-bias" :
-            o->router_replay ? "--router-replay" : NULL;
-
-    if (option && !info->routers)
-        return tw_fail_code(err, TW_EMISUSE, option, 0, "a model of family %s has no routers",
-                info->family);
-    if (o->router_bias > 0 && !info->router_bias)
-        return tw_fail_code(err, TW_EMISUSE, "--router-bias", 0, "routers of family %s have no "
-                "bias: --router-aux is for them", info->family);
-    if (o->router_replay && !t->loss.policy)
-        return tw_fail_code(err, TW_EMISUSE, "--router-replay", 0, "--loss %s does not take the "
-                "rollouts that experts are recorded in", t->loss.name);
-    return 0;
-}
-
-/* The model on the counting device: its sizes, before any weight is read. */
-static int open_counted(struct tw_trainer *t, struct tw_err *err)
-{
-    const struct tw_train_opts *o = t->o;
-    struct tw_model_opts m = { .dtype = t->dtype, .train = !t->use_lora, .init_random = o->init,
-        .config_json = o->config_json, .seed = (uint64_t)o->seed,
-        .lora_room = lora_room(t) };
-
-    if (!(t->count_dev = tw_count_open(t->dev, err)) ||
-            !(t->count_model = tw_model_open(t->model_dir, t->count_dev, &m, err)))
-        return -1;
-    if (!t->use_lora)
-        t->params = tw_model_params(t->count_model);
-    else if ((t->count_adapter = t->adapter_dir ?
-            tw_adapter_open(t->count_model, t->adapter_dir, true, err) :
-            tw_adapter_new(t->count_model, &t->lora, (uint64_t)o->seed, true, err)))
-        t->params = tw_adapter_params(t->count_adapter);
-    return t->params ? check_routers(t, err) : -1;
 }
 
 /* The records to train on, or those to evaluate on. */
@@ -125,63 +80,6 @@ out:
     free(spool);
     free(eval_spool);
     return ret;
-}
-
-static int pipe_alive(void *arg, struct tw_err *err)
-{
-    return tw_run_pipe_alive(arg, err);
-}
-
-/* Weights, adapter and moments: new, or those of the checkpoint FROM. */
-static int open_weights(struct tw_trainer *t, const char *from, struct tw_err *err)
-{
-    const struct tw_train_opts *o = t->o;
-    bool whole = !t->use_lora && from;
-    struct tw_model_opts m = { .dtype = t->dtype, .train = !t->use_lora,
-        .init_random = o->init && !whole, .config_json = whole ? NULL : o->config_json,
-        .seed = (uint64_t)o->seed, .lora_room = lora_room(t) };
-    const char *adapter = from ? from : t->adapter_dir;
-
-    if (!(t->model = tw_model_open(whole ? from : t->model_dir, t->dev, &m, err)))
-        return -1;
-    if (t->use_lora && !(t->adapter = adapter ? tw_adapter_open(t->model, adapter, true, err) :
-            tw_adapter_new(t->model, &t->lora, (uint64_t)o->seed, true, err)))
-        return -1;
-    t->params = t->use_lora ? tw_adapter_params(t->adapter) : tw_model_params(t->model);
-    if (!(t->optim = tw_optim_open(t->dev, t->params, t->use_lora, &t->optim_opts, err)))
-        return -1;
-    tw_params_zero(t->dev, t->params);
-    if (o->router_bias > 0 && tw_model_count_choices(t->model, err))
-        return -1;
-    t->engine.model = t->model;
-    t->engine.go_on = t->loss.policy ? pipe_alive : NULL;
-    t->engine.arg = t;
-    if (t->reserve && tw_model_reserve(t->model, t->reserve, err))
-        return -1;
-    return from ? tw_engine_load(&t->engine, t->optim, t->updates, from, err) : 0;
-}
-
-/* What is trained and what decays, once, for those who ask (-v). */
-static void describe(const struct tw_trainer *t)
-{
-    struct tw_buf b = { 0 };
-    int64_t n[2], elems[2];
-    char text[2][32];
-
-    tw_optim_groups(t->optim, n, elems);
-    if (t->adapter) {
-        tw_adapter_describe(t->adapter, &b);
-        /* those who name modules want to see what they caught */
-        (t->o->lora && strcmp(t->lora_targets, "all-linear") ? tw_notice : tw_info)("adapter: %s",
-                b.p);
-    }
-    tw_info("weight decay %g on %" PRId64 " tensors (%s numbers), none on %" PRId64 " (%s)",
-            t->optim_opts.decay, n[0], tw_fmt_count(text[0], elems[0]), n[1],
-            tw_fmt_count(text[1], elems[1]));
-    tw_info("optimizer and %s are kept in f32", t->adapter ? "adapter" : "master weights");
-    tw_info("planned memory %s, a checkpoint takes %s", tw_fmt_bytes(text[0],
-            (double)t->peak_plan), tw_fmt_bytes(text[1], (double)tw_run_ckpt_size(t)));
-    tw_buf_free(&b);
 }
 
 /* A stream goes on behind what was consumed, which must be what it was. */
@@ -328,24 +226,23 @@ static int train(struct tw_trainer *t, struct tw_err *err)
     char *from = NULL;
     int ret = -1;
 
-    if (tw_train_parse(t, err) || tw_train_device(o, &t->dev, err) ||
+    if (tw_train_parse(t, err) || t->learner->check(t, err) ||
             !(t->model_dir = model_folder(o, err)) ||
             (o->adapter && !(t->adapter_dir = tw_adapter_dir(o->adapter, err))) ||
-            tw_ref_find(t, err) || open_counted(t, err) ||
-            !(t->chat = tw_chat_open(t->model_dir, NULL, &chat, err)) || tw_ref_count(t, err))
+            tw_ref_find(t, err) || !(t->chat = tw_chat_open(t->model_dir, NULL, &chat, err)) ||
+            t->learner->look(t, err))
         return -1;
     t->base = tw_train_base_name(o->model ? o->model : t->model_dir);
     if (!o->plan && tw_run_enter(t, err))
         return -1;
-    if (open_records(t, err) || tw_train_plan(t, o->plan ? t->out : NULL, err) ||
+    if (open_records(t, err) || t->learner->plan(t, o->plan ? t->out : NULL, err) ||
             tw_train_settings(t, err))
         return -1;
     if (o->plan)
         return 0;
     if ((o->resume && tw_run_newest(t, &from, err)) || (from && resume(t, from, err)) ||
-            open_weights(t, from, err) || tw_ref_open(t, err))
+            t->learner->open(t, from, err))
         goto out;
-    describe(t);
     if (o->loss_exec && !(t->exec = tw_loss_exec_open(o->loss_exec, o->loss_timeout, err)))
         goto out;
     if (tw_run_start(t, err) || loop(t, err))
@@ -356,22 +253,17 @@ out:
     return ret;
 }
 
-static void close_all(struct tw_trainer *t)
+static void close_all(struct tw_trainer *t, bool failed)
 {
+    t->learner->close(t, failed);
     tw_loss_exec_close(t->exec);
     tw_run_leave(t);
     tw_metrics_close(t->metrics);
     tw_metrics_close(t->copy);
     tw_data_close(t->data);
     tw_data_close(t->eval);
-    tw_optim_close(t->optim);
-    tw_ref_close(t);
-    if (t->adapter)
-        tw_adapter_close(t->adapter);
     if (t->count_adapter)
         tw_adapter_close(t->count_adapter);
-    if (t->model)
-        tw_model_close(t->model);
     if (t->count_model)
         tw_model_close(t->count_model);
     if (t->chat)
@@ -380,7 +272,6 @@ static void close_all(struct tw_trainer *t)
         tw_dev_close(t->count_dev);
     if (t->dev)
         tw_dev_close(t->dev);
-    tw_engine_close(&t->engine);
     tw_arena_free(&t->arena);
     for (int i = 0; i < t->nsetting; i++)
         free(t->setting[i].text);
@@ -395,6 +286,7 @@ int tw_train(const struct tw_train_opts *o, char *const *paths, int npaths, stru
         volatile sig_atomic_t *stop, FILE *out, struct tw_err *err)
 {
     struct tw_trainer t = { .o = o, .paths = paths, .npaths = npaths, .options = options,
+        .learner = tw_rpc_server() ? &tw_learner_remote : &tw_learner_local,
         .stop = stop, .out = out, .lock = -1, .best_step = -1, .saved = -1, .evaled = -1 };
     int ret;
 
@@ -410,6 +302,6 @@ int tw_train(const struct tw_train_opts *o, char *const *paths, int npaths, stru
             tw_tally_end(&t.eval_tally);
         tw_tally_end(&t.tally);
     }
-    close_all(&t);
+    close_all(&t, ret != 0);
     return ret;
 }

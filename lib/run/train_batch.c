@@ -180,7 +180,7 @@ int tw_step_reference(struct tw_trainer *t, struct tw_step_batch *b, struct tw_e
         s[i].logp = tw_arena_alloc(&t->arena, (size_t)s[i].n * sizeof *s[i].logp);
         b->s[i].ref = s[i].logp;
     }
-    return tw_engine_score(t->ref.model ? &t->ref.engine : &t->engine, s, b->n, 0, err);
+    return t->learner->reference(t, s, b->n, err);
 }
 
 void tw_step_scales(const struct tw_trainer *t, struct tw_step_batch *b, enum tw_loss_scale scale)

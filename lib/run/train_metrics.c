@@ -178,7 +178,10 @@ void tw_step_put(struct tw_jw *w, void *arg)
     else                            /* a CPU has no peak to compare with that is known */
         tw_jw_null(w);
     tw_jw_key(w, "memory");
-    tw_jw_int(w, (int64_t)l->memory);
+    if (l->memory)
+        tw_jw_int(w, (int64_t)l->memory);
+    else                            /* a server does not tell */
+        tw_jw_null(w);
     if (l->l->policy)
         put_policy(w, l);
     if (l->l->pairs) {
@@ -196,9 +199,10 @@ void tw_step_progress(struct tw_trainer *t, const struct tw_step_line *l)
     char rate[32], memory[32];
 
     /* the loss of a policy is near 0 whatever happens; its reward says how it fares */
-    snprintf(t->last, sizeof t->last, "%s %.4g, %s tokens/s, %s", l->l->policy ? "reward" : "loss",
+    snprintf(t->last, sizeof t->last, "%s %.4g, %s tokens/s%s%s", l->l->policy ? "reward" : "loss",
             l->l->policy ? l->b->reward / (double)l->b->samples : l->loss,
-            tw_fmt_count(rate, (int64_t)l->rate), tw_fmt_bytes(memory, (double)l->memory));
+            tw_fmt_count(rate, (int64_t)l->rate), l->memory ? ", " : "",
+            l->memory ? tw_fmt_bytes(memory, (double)l->memory) : "");
 }
 
 void tw_step_put_eval(struct tw_jw *w, void *arg)

@@ -5,8 +5,11 @@
 #include "nn/ckpt.h"
 #include "run/data.h"
 #include "run/engine.h"
+#include "run/far.h"
 #include "run/loss_exec.h"
 #include "run/train.h"
+
+struct tw_trainer;
 
 /* An option that a resumed run must not change: its name and its meaning as text. */
 struct tw_setting {
@@ -23,8 +26,43 @@ struct tw_train_ref {
     size_t bytes;                       /* what it takes, as the last plan has it */
 };
 
+struct tw_step_line;
+
+/* Where the weights are and who computes: this machine (train_local.c), or a server (train_remote.c). */
+struct tw_learner {
+    /* Refuses options that it cannot honour. */
+    int (*check)(struct tw_trainer *t, struct tw_err *err);
+    /* The model's sizes, into count_model, count_adapter and params; no weight is read. */
+    int (*look)(struct tw_trainer *t, struct tw_err *err);
+    /* Memory; OUT (may be NULL) gets the plan. */
+    int (*plan)(struct tw_trainer *t, FILE *out, struct tw_err *err);
+    /* Weights, adapter and moments: new, or those of the checkpoint FROM. */
+    int (*open)(struct tw_trainer *t, const char *from, struct tw_err *err);
+    /* As tw_engine_forward_backward(), tw_engine_score(). */
+    int (*backward)(struct tw_trainer *t, struct tw_engine_sample *s, int64_t n, unsigned flags,
+            struct tw_err *err);
+    int (*score)(struct tw_trainer *t, struct tw_engine_sample *s, int64_t n, unsigned flags,
+            struct tw_err *err);
+    /* The same of the reference policy. */
+    int (*reference)(struct tw_trainer *t, struct tw_engine_sample *s, int64_t n, struct tw_err *err);
+    int (*step)(struct tw_trainer *t, double lr, struct tw_optim_report *r, struct tw_err *err);
+    /* What a line of metrics says of the machine; DT: seconds of the step. */
+    void (*measure)(struct tw_trainer *t, struct tw_step_line *line, double dt);
+    /* A checkpoint, and the weights alone for a sampler, into the folder DIR. */
+    int (*save)(struct tw_trainer *t, const char *dir, struct tw_err *err);
+    int (*publish)(struct tw_trainer *t, const char *dir, struct tw_err *err);
+    /* The folder PARENT/NAME, saved or published, is about to go. */
+    void (*drop)(struct tw_trainer *t, const char *parent, const char *name);
+    void (*close)(struct tw_trainer *t, bool failed);
+};
+extern const struct tw_learner tw_learner_local, tw_learner_remote;
+
 struct tw_trainer {
     const struct tw_train_opts *o;
+    const struct tw_learner *learner;
+    struct tw_far *far;                 /* a server's side of it; NULL: there is none */
+    struct tw_far_model far_model, far_ref;     /* what is trained there, and the reference of --ref */
+    bool far_skip;                      /* the step's derivatives are not finite: nothing was sent */
     char *const *paths;
     int npaths;
     struct tw_str options;
@@ -203,6 +241,9 @@ void tw_train_no_memory(struct tw_trainer *t, struct tw_err *err);
 
 /* train_merge.c. */
 int tw_train_merge(const struct tw_train_opts *o, struct tw_err *err);
+
+/* train_local.c: count_model, count_adapter and params; WEIGHTS: their files are looked into. */
+int tw_train_count(struct tw_trainer *t, bool weights, struct tw_err *err);
 
 /* train.c: what train_merge.c needs too. */
 int tw_train_device(const struct tw_train_opts *o, struct tw_dev **dev, struct tw_err *err);

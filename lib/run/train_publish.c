@@ -105,7 +105,7 @@ int tw_run_pipe_alive(struct tw_trainer *t, struct tw_err *err)
             "before this one failed; --resume goes on from step %" PRId64, t->saved > 0 ? t->saved : 0);
 }
 
-static int prune(const char *dir, struct tw_err *err)
+static int prune(struct tw_trainer *t, const char *dir, struct tw_err *err)
 {
     int64_t *step, n;
     int ret = tw_ckpt_list(dir, &step, &n, err);
@@ -114,6 +114,7 @@ static int prune(const char *dir, struct tw_err *err)
         char name[32];
 
         snprintf(name, sizeof name, "step-%" PRId64, step[i]);
+        t->learner->drop(t, dir, name);
         ret = tw_ckpt_remove(dir, name, err);
     }
     free(step);
@@ -130,15 +131,14 @@ int tw_run_publish(struct tw_trainer *t, struct tw_err *err)
 
     if ((tw_is_dir(tmp) && tw_rmtree(tmp, err)) || tw_mkdirs(tmp, err))
         goto out;
-    if (t->adapter ? tw_adapter_save(t->adapter, tmp, t->base, err) :
-            tw_model_save(t->model, NULL, t->dtype, tmp, err))
+    if (t->learner->publish(t, tmp, err))
         goto out;
     if (tw_is_dir(final) && tw_rmtree(final, err))
         goto out;
     if (rename(tmp, final))
         tw_fail(err, final, 0, "cannot rename %s to this: %s", tmp, strerror(errno));
     else if (!write_policy(t, t->schedule.total && t->step >= t->schedule.total, err))
-        ret = prune(dir, err);
+        ret = prune(t, dir, err);
     t->published = tw_now() - t0;
 out:
     free(dir);

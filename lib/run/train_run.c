@@ -267,9 +267,9 @@ static int check_adapter(const struct tw_trainer *t, const char *dir, struct tw_
 
     ret = tw_weights_open(&w, path, err);
     open = !ret;
-    if (open && w.n != tw_adapter_tensors(t->adapter))
+    if (open && w.n != tw_adapter_tensors(t->count_adapter))
         ret = tw_fail(err, path, 0, "holds %" PRId64 " tensors, and the adapter has %" PRId64, w.n,
-                tw_adapter_tensors(t->adapter));
+                tw_adapter_tensors(t->count_adapter));
     for (int64_t i = 0; !ret && !mark && i < w.n; i++) {
         const struct tw_wtensor *x = &w.t[i];
         const unsigned char *p = x->data;
@@ -289,18 +289,12 @@ static int check_adapter(const struct tw_trainer *t, const char *dir, struct tw_
 
 static int write_ckpt(struct tw_trainer *t, const char *dir, struct tw_err *err)
 {
-    const char *bad = tw_optim_bad_weight(t->optim, err);
-
-    if (bad)
-        return tw_fail(err, t->o->out, 0, "%s holds a number that is not finite: step %" PRId64
-                " is not saved", bad, t->step);
-    if (tw_engine_save(&t->engine, t->adapter, t->optim, t->dtype, t->base, dir, err) ||
-            (t->adapter && check_adapter(t, dir, err)))
+    if (t->learner->save(t, dir, err) || (t->use_lora && check_adapter(t, dir, err)))
         return -1;
     return tw_ckpt_copy_side(t->model_dir, dir, NULL, err) || tw_state_write(t, dir, err) ? -1 : 0;
 }
 
-static int prune(const struct tw_trainer *t, struct tw_err *err)
+static int prune(struct tw_trainer *t, struct tw_err *err)
 {
     int64_t *step, n, left = t->o->keep;
     int ret;
@@ -318,6 +312,7 @@ static int prune(const struct tw_trainer *t, struct tw_err *err)
         if (t->o->keep_best && step[i] == t->best_step)
             continue;
         snprintf(name, sizeof name, "step-%" PRId64, step[i]);
+        t->learner->drop(t, t->o->out, name);
         ret = tw_ckpt_remove(t->o->out, name, err);
     }
     free(step);

@@ -36,7 +36,7 @@ int tw_state_write(const struct tw_trainer *t, const char *dir, struct tw_err *e
     tw_jw_obj(&w);
     put_int(&w, "version", VERSION);
     put_int(&w, "step", t->step);
-    put_int(&w, "updates", tw_optim_updates(t->optim));
+    put_int(&w, "updates", t->updates);
     put_int(&w, "skips", t->skips);
     put_int(&w, "tokens", t->tokens);
     put_int(&w, "trained", t->trained);

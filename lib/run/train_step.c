@@ -39,7 +39,7 @@ static int exec_backward(struct tw_trainer *t, struct tw_step_batch *b, unsigned
     struct tw_loss_call c = { .step = t->step + 1, .supervised = b->supervised, .loss = &t->loss, .s = b->s,
         .id = b->id, .n = b->n };
 
-    if (tw_engine_score(&t->engine, b->s, b->n, flags, err)
+    if (t->learner->score(t, b->s, b->n, flags, err)
             || tw_loss_exec_call(t->exec, &c, &t->arena, err))
         return -1;
     for (int64_t i = 0; i < b->n; i++) {
@@ -53,7 +53,7 @@ static int exec_backward(struct tw_trainer *t, struct tw_step_batch *b, unsigned
     }
     line->loss = c.value;
     line->own = c.metrics;
-    if (tw_engine_forward_backward(&t->engine, s, b->n, 0, err))
+    if (t->learner->backward(t, s, b->n, 0, err))
         return -1;
     for (int64_t i = 0; i < b->n; i++)
         b->s[i].balance = s[i].balance;
@@ -76,7 +76,7 @@ static int backward(struct tw_trainer *t, struct tw_step_batch *b, struct tw_ste
     if (t->exec)
         return exec_backward(t, b, flags, line, err);
     /* what compares policies must not be blurred by dropout */
-    if (tw_engine_forward_backward(&t->engine, b->s, b->n, plain ? TW_DROPOUT : flags, err))
+    if (t->learner->backward(t, b->s, b->n, plain ? TW_DROPOUT : flags, err))
         return -1;
     for (int64_t i = 0; i < b->n; i++)
         line->loss += b->s[i].sum;
@@ -110,17 +110,12 @@ int tw_train_step(struct tw_trainer *t, bool *end, struct tw_err *err)
         return empty_step(t, &b, &line, err);
     if (backward(t, &b, &line, err))
         return -1;
-    if (t->reserve && !t->touched)      /* the largest pass may be the last one: its memory now */
-        tw_model_touch(t->model);
-    t->touched = true;
-    if (tw_engine_optim_step(&t->engine, t->optim, lr, t->o->clip, &r, err))
+    if (t->learner->step(t, lr, &r, err))
         return -1;
     t->step++;
+    t->updates += !r.skipped;
     t->trained += b.samples;
     t->tally.tokens += b.tokens;
-    if (t->o->router_bias > 0 && !r.skipped &&
-            tw_model_move_bias(t->model, t->o->router_bias, err))
-        return -1;
     for (int64_t i = 0; i < b.n && t->o->router_aux > 0; i++)
         line.balance += b.s[i].balance * (double)b.s[i].n / (double)b.tokens;
     line.aux = t->o->router_aux;
@@ -128,8 +123,7 @@ int tw_train_step(struct tw_trainer *t, bool *end, struct tw_err *err)
     line.tokens = t->tokens += b.tokens;
     now = tw_now();
     line.rate = (double)b.tokens / fmax(now - t0, 1e-9);
-    line.memory = tw_dev_used(t->dev);
-    line.mfu = tw_model_flops(t->model) / fmax(now - t0, 1e-9) / tw_dev_peak(t->dev, t->dtype);
+    t->learner->measure(t, &line, fmax(now - t0, 1e-9));
     line.wait = t->waited;
     line.busy = now - (t->since > 0 ? t->since : t0) - t->waited;
     t->since = now;
@@ -161,7 +155,7 @@ static int eval_batch(struct tw_trainer *t, struct tw_step_batch *b, struct tw_e
     }
     if (t->loss.pairs && t->loss.reference && tw_step_reference(t, b, err))
         return -1;
-    return tw_engine_score(&t->engine, b->s, b->n, 0, err);
+    return t->learner->score(t, b->s, b->n, 0, err);
 }
 
 int tw_train_eval(struct tw_trainer *t, struct tw_err *err)
