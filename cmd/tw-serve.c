@@ -31,6 +31,8 @@ static const struct tw_opt table[] = {
         "longest body of a request" },
     { "poll-hold", 0, TW_ONUM(struct tw_serve_opts, poll_hold, 0.1, 40), "S", "30",
         "seconds that a poll waits for a result" },
+    { "data", 0, TW_OLIST(struct tw_serve_opts, data), "DIR|hf://ORG/NAME|ms://ORG/NAME", NULL,
+        "what datasets of clients may read: a folder, data sets of a hub (globs); may be repeated" },
     TW_GROUP("State"),
     { "state", 0, TW_OSTR(struct tw_serve_opts, state), "DIR", NULL,
         "folder that outlives the server; without it all ends with it" },

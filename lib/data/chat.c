@@ -164,17 +164,20 @@ static int load_template(struct tw_chat *c, const char *file, struct tw_err *err
     return 0;
 }
 
-struct tw_chat *tw_chat_open(const char *dir, const char *template_file,
-        const struct tw_chat_opts *opts, struct tw_err *err)
+/* LENT: another's tokenizer, or NULL. */
+static struct tw_chat *open_chat(const char *dir, const char *template_file,
+        const struct tw_chat_opts *opts, struct tw_tok *lent, struct tw_err *err)
 {
     struct tw_chat *c = tw_xcalloc(1, sizeof(*c));
 
+    c->lent = lent != NULL;
+    c->tok = lent;
     c->dir = tw_xstrdup(dir);
     c->o = *opts;
     c->system = opts->system ? tw_xstrdup(opts->system) : NULL;
     c->pool = tw_xcalloc(1, sizeof(*c->pool));
     pthread_mutex_init(&c->pool->lock, NULL);
-    if (tw_tok_in(dir) && !(c->tok = tw_tok_open(dir, err)))
+    if (!lent && tw_tok_in(dir) && !(c->tok = tw_tok_open(dir, err)))
         goto fail;
     if (special_tokens(c, "special_tokens_map.json", err) ||
             special_tokens(c, "tokenizer_config.json", err) || template_args(c, err) ||
@@ -184,6 +187,17 @@ struct tw_chat *tw_chat_open(const char *dir, const char *template_file,
 fail:
     tw_chat_close(c);
     return NULL;
+}
+
+struct tw_chat *tw_chat_open(const char *dir, const char *template_file,
+        const struct tw_chat_opts *opts, struct tw_err *err)
+{
+    return open_chat(dir, template_file, opts, NULL, err);
+}
+
+struct tw_chat *tw_chat_like(const struct tw_chat *c, const struct tw_chat_opts *opts, struct tw_err *err)
+{
+    return open_chat(c->dir, NULL, opts, c->tok, err);
 }
 
 void tw_chat_close(struct tw_chat *c)
@@ -201,7 +215,8 @@ void tw_chat_close(struct tw_chat *c)
     }
     pthread_mutex_destroy(&c->pool->lock);
     free(c->pool);
-    tw_tok_close(c->tok);
+    if (!c->lent)
+        tw_tok_close(c->tok);
     tw_jinja_free(c->tpl);
     tw_jinja_free(c->tpl_tools);
     tw_buf_free(&c->tpl_text);

@@ -33,6 +33,8 @@ struct tw_chat;     /* tokenizer + template + options; read-only while encoding 
  * without a tokenizer gives a chat that only takes token records. */
 struct tw_chat *tw_chat_open(const char *dir, const char *template_file,
         const struct tw_chat_opts *opts, struct tw_err *err);
+/* The same folder with other options; it shares the tokenizer of C, which must be closed after it. */
+struct tw_chat *tw_chat_like(const struct tw_chat *c, const struct tw_chat_opts *opts, struct tw_err *err);
 void tw_chat_close(struct tw_chat *c);
 const struct tw_tok *tw_chat_tok(const struct tw_chat *c);      /* NULL: no tokenizer */
 

@@ -32,6 +32,7 @@ struct tw_chat_pool {
 struct tw_chat {
     char *dir;
     struct tw_tok *tok;             /* NULL: token records only */
+    bool lent;                      /* tok is another chat's */
     struct tw_jinja *tpl;           /* NULL: none, no_tpl says why */
     struct tw_jinja *tpl_tools;     /* in its place for records with tools; may be NULL */
     struct tw_err no_tpl;

@@ -1,6 +1,7 @@
 /* encode_pack.c - several documents in a row of N tokens, kept apart by where each starts. The
  * longest documents of a window are placed first, each into the first row with room; rows that are
  * not full go on with the next window, so memory is bounded and little is left empty. */
+#include "run/bins.h"
 #include "run/encode_priv.h"
 
 #include <stdlib.h>
@@ -53,38 +54,21 @@ static int by_row(const void *a, const void *b)
     return x->row != y->row ? (x->row < y->row ? -1 : 1) : x->no < y->no ? -1 : x->no > y->no;
 }
 
-/* tree[leaves + i]: what is free in row i; an inner node has the larger of its two. */
-static int64_t first_fit(int64_t *tree, int64_t leaves, int64_t need)
-{
-    int64_t i = 1;
-
-    while (i < leaves)
-        i = tree[2 * i] >= need ? 2 * i : 2 * i + 1;
-    tree[i] -= need;
-    for (int64_t k = i / 2; k; k /= 2)
-        tree[k] = tree[2 * k] > tree[2 * k + 1] ? tree[2 * k] : tree[2 * k + 1];
-    return i - leaves;
-}
-
 /* Gives every document a row; *free_in: what stays free in each. Returns the number of rows. */
 static int64_t place(struct tw_enc_pack *p, int64_t **free_in)
 {
-    int64_t leaves = 1, rows = 0, *tree;
+    struct tw_bins bins;
+    int64_t rows;
 
-    while (leaves < p->ndoc)
-        leaves *= 2;
-    tree = tw_xreallocarray(NULL, (size_t)(2 * leaves), sizeof(*tree));
-    for (int64_t i = 0; i < 2 * leaves; i++)
-        tree[i] = p->size;
+    tw_bins_open(&bins, p->ndoc, p->size);
     qsort(p->doc, (size_t)p->ndoc, sizeof(*p->doc), longest_first);
-    for (int64_t i = 0; i < p->ndoc; i++) {
-        p->doc[i].row = first_fit(tree, leaves, p->doc[i].n);
-        if (p->doc[i].row >= rows)
-            rows = p->doc[i].row + 1;
-    }
+    for (int64_t i = 0; i < p->ndoc; i++)
+        p->doc[i].row = tw_bins_put(&bins, p->doc[i].n);
+    rows = bins.n;
     *free_in = tw_xreallocarray(NULL, (size_t)(rows ? rows : 1), sizeof(**free_in));
-    memcpy(*free_in, tree + leaves, (size_t)rows * sizeof(**free_in));
-    free(tree);
+    for (int64_t i = 0; i < rows; i++)
+        (*free_in)[i] = tw_bins_left(&bins, i);
+    tw_bins_close(&bins);
     return rows;
 }
 

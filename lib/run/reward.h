@@ -24,6 +24,14 @@ struct tw_reward_opts {
 int tw_reward(const struct tw_reward_opts *o, char **operands, int n, struct tw_err *err);
 void tw_reward_list(FILE *fp);
 
+/* One reward for those who hold records themselves: TEXT as an operand of tw-reward, without a weight.
+ * Scoring gives 0 and *X; 1 and why there is none; -1. A record's memory comes from A. */
+struct tw_reward_fn;
+struct tw_reward_fn *tw_reward_fn_open(const char *text, struct tw_err *err);
+int tw_reward_fn_score(const struct tw_reward_fn *f, const struct tw_json *rec, struct tw_arena *a,
+        double *x, char why[160], struct tw_err *err);
+void tw_reward_fn_close(struct tw_reward_fn *f);
+
 /* Advantages of one group, before any divisor but the group's own. R [n], NAN where unscored; A [n]
  * gets NAN there. With m scored members of mean u:
  *     grpo  r - u

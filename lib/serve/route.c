@@ -4,7 +4,7 @@
 static const struct tw_endpoint *const tables[] = { tw_routes_session, tw_routes_future, tw_routes_futures,
     tw_routes_run, tw_routes_train, tw_routes_smp, tw_routes_oai, tw_routes_page,
     tw_routes_rest, tw_routes_ckpt, tw_routes_account,
-    tw_routes_ops };
+    tw_routes_nproc, tw_routes_ops };
 
 /* "api/v1/training_runs/ * /checkpoints" against the segments. */
 static bool matches(const struct tw_req *r, const char *pattern)

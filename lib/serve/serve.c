@@ -132,6 +132,7 @@ static void tick(struct tw_srv *s)
         return;
     s->next_sweep = now + SWEEP_S;
     tw_saved_tick(s, tw_wall());
+    tw_np_tick(s, now);
     tw_future_prune(s, tw_wall());
 }
 
@@ -203,6 +204,7 @@ static void close_all(struct tw_srv *s)
 
     tw_httpd_close(s->http);
     s->closing = true;
+    tw_np_stop(s);
     if (s->worker)
         tw_worker_close(s->worker, false);
     while (s->box.last && tw_mail_run(&s->box))
@@ -210,6 +212,7 @@ static void close_all(struct tw_srv *s)
     tw_store_close(s->store);
     while (s->box.last && tw_mail_run(&s->box))
         ;
+    tw_np_free(s);
     tw_future_free_all(s);
     tw_trun_free_all(s);
     tw_saved_free_all(s);
@@ -280,8 +283,8 @@ int tw_serve(const struct tw_serve_opts *o, struct tw_err *err)
     name_model(&s);
     if (sigfd >= 0 && !tw_mailbox_open(&s.box, &s, err) && (s.keys = tw_keys_open(o->keys, err)) &&
             !open_log(&s.access, o->access_log, err) && !open_state(&s, err) && !tw_glue_open(&s, err) &&
-            !load_state(&s, err) && !open_http(&s, err) && !tw_httpd_watch(s.http, sigfd, err) &&
-            !announce(&s, err))
+            !tw_np_open(&s, err) && !load_state(&s, err) && !open_http(&s, err) &&
+            !tw_httpd_watch(s.http, sigfd, err) && !announce(&s, err))
         ret = loop(&s, sigfd, err);
     close_all(&s);
     if (sigfd >= 0)

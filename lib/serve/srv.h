@@ -10,7 +10,7 @@ struct tw_serve_opts {
     const char *model, *device;
     int dtype;
     int64_t threads;
-    struct tw_list name;
+    struct tw_list name, data;
     const char *listen, *state, *keys;
     int64_t max_adapters, max_rank, max_model_len, prefix_cache;
     const char *tls_cert, *tls_key;

@@ -77,6 +77,7 @@ struct tw_srv {
     double seconds_sum, submit_sum;
     int64_t submit[TW_SUBMIT_BUCKETS];  /* requests that are no polls, by how long they took */
     bool stopping;
+    struct tw_np *np;                   /* nproc.c's */
 };
 
 struct tw_endpoint {
@@ -92,7 +93,7 @@ void tw_route_done(struct tw_req *r, int status, size_t in, size_t out, double s
 extern const struct tw_endpoint tw_routes_session[], tw_routes_ops[], tw_routes_future[], tw_routes_futures[],
     tw_routes_run[], tw_routes_train[], tw_routes_smp[], tw_routes_oai[], tw_routes_page[],
     tw_routes_rest[], tw_routes_ckpt[],
-    tw_routes_account[];                        /* each ends with method NULL */
+    tw_routes_account[], tw_routes_nproc[];     /* each ends with method NULL */
 
 /* util.c */
 double tw_wall(void);                           /* seconds since 1970 */
@@ -121,5 +122,12 @@ struct tw_sess *tw_sess_of(struct tw_srv *s, struct tw_req *r, struct tw_str id)
 int tw_sess_load(struct tw_srv *s, struct tw_err *err);
 void tw_sess_tick(struct tw_srv *s, double wall);
 void tw_sess_free(struct tw_srv *s);
+
+/* nproc.c */
+int tw_np_open(struct tw_srv *s, struct tw_err *err);
+void tw_np_tick(struct tw_srv *s, double now);
+int64_t tw_np_count(const struct tw_srv *s);    /* objects */
+void tw_np_stop(struct tw_srv *s);              /* its threads; what they did comes as mail */
+void tw_np_free(struct tw_srv *s);
 
 #endif
