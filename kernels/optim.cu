@@ -253,8 +253,111 @@ static void d_sgd_split(struct tw_dev *dev, uint16_t *hi, uint16_t *low, const f
     CU_DONE(cu(dev), "sgd");
 }
 
+/* Share x of item y: as sumsq_part, whose shares of fewer elements than PARTS are one element each. */
+static __global__ void __launch_bounds__(256) sums_part(double *part, const struct tw_adamw_item *item)
+{
+    __shared__ double s[256];
+    const float *g = item[blockIdx.y].g;
+    int64_t n = item[blockIdx.y].n, per = (n + PARTS - 1) / PARTS;
+    int64_t i0 = blockIdx.x * per, i1 = min(i0 + per, n);
+    double sum = 0;
+
+    for (int64_t i = i0 + threadIdx.x; i < i1; i += 256)
+        sum = fma((double)g[i], (double)g[i], sum);
+    s[threadIdx.x] = sum;
+    __syncthreads();
+    for (int o = 128; o; o /= 2) {
+        if (threadIdx.x < o)
+            s[threadIdx.x] += s[threadIdx.x + o];
+        __syncthreads();
+    }
+    if (!threadIdx.x)
+        part[blockIdx.y * (int64_t)PARTS + blockIdx.x] = s[0];
+}
+
+static __global__ void __launch_bounds__(256) sums_join(double *sum, const double *part)
+{
+    __shared__ double s[256];
+    double x = 0;
+
+    for (int i = threadIdx.x; i < PARTS; i += 256)
+        x += part[blockIdx.x * (int64_t)PARTS + i];
+    s[threadIdx.x] = x;
+    __syncthreads();
+    for (int o = 128; o; o /= 2) {
+        if (threadIdx.x < o)
+            s[threadIdx.x] += s[threadIdx.x + o];
+        __syncthreads();
+    }
+    if (!threadIdx.x)
+        sum[blockIdx.x] = s[0];
+}
+
+/* Four elements a thread, blocks of item y; those beyond its end have nothing to do. */
+static __global__ void __launch_bounds__(256) steps_kernel(const struct tw_adamw_item *item)
+{
+    struct tw_adamw_item t = item[blockIdx.y];
+    int64_t i = (blockIdx.x * (int64_t)256 + threadIdx.x) * 4;
+
+    for (int64_t k = i; k < t.n && k < i + 4; k++) {
+        adamw_one(t.w[k], t.g[k] * t.scale, t.m[k], t.v[k], t.p);
+        t.g[k] = 0;
+    }
+}
+
+/* N items on the device, with room for EXTRA bytes behind them; a grid has at most so many rows. */
+static struct tw_adamw_item *items(struct cu_dev *d, const struct tw_adamw_item *item, int64_t n, size_t extra)
+{
+    size_t bytes = (size_t)n * sizeof *item;
+    char *p = (char *)cu_scratch(d, CU_S_PART, bytes + extra);
+
+    if (p)
+        cu_upload(d, p, item, bytes);
+    return (struct tw_adamw_item *)p;
+}
+
+enum { ROWS = 65535 };
+
+static void d_adamw_sums(struct tw_dev *dev, double *sum, const struct tw_adamw_item *item, int64_t n)
+{
+    struct cu_dev *d = cu(dev);
+
+    for (int64_t i = 0; i < n; i += ROWS) {
+        int64_t m = n - i < ROWS ? n - i : ROWS;
+        struct tw_adamw_item *t = items(d, item + i, m, (size_t)m * (PARTS + 1) * sizeof(double));
+        double *part = (double *)(t + m);
+
+        if (!t)
+            return;
+        sums_part<<<dim3(PARTS, (unsigned)m), 256, 0, d->stream>>>(part, t);
+        sums_join<<<(unsigned)m, 256, 0, d->stream>>>(part + m * PARTS, part);
+        CU_DONE(d, "adamw_sums");
+        tw_ops(dev)->get(dev, sum + i, part + m * PARTS, (size_t)m * sizeof *sum);
+    }
+}
+
+static void d_adamw_steps(struct tw_dev *dev, const struct tw_adamw_item *item, int64_t n)
+{
+    struct cu_dev *d = cu(dev);
+
+    for (int64_t i = 0; i < n; i += ROWS) {
+        int64_t m = n - i < ROWS ? n - i : ROWS, most = 0;
+        struct tw_adamw_item *t = items(d, item + i, m, 0);
+
+        for (int64_t k = i; k < i + m; k++)
+            most = item[k].n > most ? item[k].n : most;
+        if (!t || !most)
+            return;
+        steps_kernel<<<dim3((unsigned)cu_div(most, 1024), (unsigned)m), 256, 0, d->stream>>>(t);
+        CU_DONE(d, "adamw_steps");
+    }
+}
+
+static const struct tw_optim_ops optim = { NULL, NULL, d_adamw_sums, d_adamw_steps };
+
 void cu_optim_ops(struct tw_ops *o)
 {
+    o->optim = &optim;
     o->sumsq = d_sumsq;
     o->clip = d_clip;
     o->adamw = d_adamw;

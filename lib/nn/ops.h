@@ -123,11 +123,6 @@ struct tw_cols {
     int64_t n, w, stride, off;  /* n groups */
 };
 
-struct tw_adamw {
-    float lr, beta1, beta2, eps, decay; /* decoupled: w -= lr * decay * w */
-    float bias1, bias2;                 /* 1 - beta^t of this step */
-};
-
 struct tw_ops {
     const char *name;           /* "cpu", "cuda", "count" */
     bool low_act;               /* activations are in the dtype of the products; else F32 */

@@ -224,18 +224,26 @@ static void update_matrix(struct tw_optim *o, const struct tw_param *p, float *m
     tw_ops(o->dev)->optim->muon(o->dev, &p->w, o->rows, p->g, m, &u, o->scale);
 }
 
+/* The settings of the next update of a span's parameters. */
+static struct tw_adamw settings(const struct tw_optim *o, const struct tw_param *p, double lr)
+{
+    double t = (double)o->updates;
+
+    return (struct tw_adamw){ .lr = (float)lr, .beta1 = (float)o->opts.beta1,
+        .beta2 = (float)o->opts.beta2, .eps = (float)o->opts.eps,
+        .decay = (float)(decays(o, p) ? o->opts.decay : 0),
+        .bias1 = (float)(1 - pow(o->opts.beta1, t)), .bias2 = (float)(1 - pow(o->opts.beta2, t)) };
+}
+
 static void update(struct tw_optim *o, const struct tw_optim_span *s, double lr)
 {
     const struct tw_ops *ops = tw_ops(o->dev);
     const struct tw_param *p = &o->params->p[s->i];
-    double t = (double)o->updates, decay = decays(o, p) ? o->opts.decay : 0;
-    struct tw_adamw a = { .lr = (float)lr, .beta1 = (float)o->opts.beta1,
-        .beta2 = (float)o->opts.beta2, .eps = (float)o->opts.eps, .decay = (float)decay,
-        .bias1 = (float)(1 - pow(o->opts.beta1, t)), .bias2 = (float)(1 - pow(o->opts.beta2, t)) };
+    struct tw_adamw a = settings(o, p, lr);
     float *m = o->m[s->i], *v = o->v[s->i], momentum = (float)o->opts.momentum;
 
     if (!tw_optim_flat(&o->opts, p))
-        update_matrix(o, p, m, lr, decay);
+        update_matrix(o, p, m, lr, (double)a.decay);
     else if (o->opts.kind == TW_SGD && p->w.low)
         ops->sgd_split(o->dev, p->w.data, p->w.low, p->g, m, s->n, a.lr, momentum, a.decay, o->scale);
     else if (o->opts.kind == TW_SGD)
@@ -273,4 +281,76 @@ int tw_optim_step(struct tw_optim *o, double lr, double clip, struct tw_optim_re
     }
     tw_params_zero(o->dev, o->params);
     return ops->sync(o->dev, err);
+}
+
+/* Whether O's update is one AdamW of one piece of memory. */
+static bool plain(const struct tw_optim *o)
+{
+    const struct tw_optim_ops *ops = tw_ops(o->dev)->optim;
+
+    if (!ops || !ops->adamw_steps || o->opts.kind != TW_ADAMW || o->nspan != 1 || o->ngspan != 1)
+        return false;
+    for (int64_t i = 0; i < o->params->n; i++)
+        if (o->params->p[i].low || o->params->p[i].w.low || o->params->p[i].g2)
+            return false;
+    return true;
+}
+
+/* Jobs AT[0, n), which are plain. */
+static int many(struct tw_optim_job *j, const int64_t *at, int64_t n, struct tw_err *err)
+{
+    struct tw_dev *dev = j[at[0]].o->dev;
+    const struct tw_ops *ops = tw_ops(dev);
+    struct tw_adamw_item *item = tw_xcalloc((size_t)n, sizeof *item);
+    double *sum = tw_xcalloc((size_t)n, sizeof *sum);
+    int64_t m = 0;
+    int ret;
+
+    for (int64_t k = 0; k < n; k++) {
+        struct tw_optim *o = j[at[k]].o;
+
+        item[k] = (struct tw_adamw_item){ .w = o->params->p[0].w.data, .g = o->params->p[0].g,
+            .m = o->m[0], .v = o->v[0], .n = o->span[0].n };
+    }
+    ops->optim->adamw_sums(dev, sum, item, n);
+    ret = ops->sync(dev, err);
+    for (int64_t k = 0; k < n && !ret; k++) {
+        struct tw_optim_job *one = &j[at[k]];
+        float max = (float)one->clip;
+
+        one->r.norm = sqrt(sum[k]);
+        if (!isfinite(sum[k])) {
+            one->r.skipped = true;
+            one->r.bad = bad_gradient(one->o, err);
+            tw_params_zero(dev, one->o->params);
+            continue;
+        }
+        one->o->updates++;
+        item[m] = item[k];
+        item[m].p = settings(one->o, &one->o->params->p[0], one->lr);
+        item[m++].scale = max > 0 && sqrt(sum[k]) > (double)max ? (float)((double)max / sqrt(sum[k])) : 1;
+    }
+    if (m && !ret)
+        ops->optim->adamw_steps(dev, item, m);
+    free(item);
+    free(sum);
+    return ret ? -1 : ops->sync(dev, err);
+}
+
+int tw_optim_steps(struct tw_optim_job *j, int64_t n, struct tw_err *err)
+{
+    int64_t *at = tw_xcalloc((size_t)n + 1, sizeof *at), m = 0;
+    int ret = 0;
+
+    for (int64_t i = 0; i < n && !ret; i++) {
+        j[i].r = (struct tw_optim_report){ 0 };
+        if (plain(j[i].o))
+            at[m++] = i;
+        else
+            ret = tw_optim_step(j[i].o, j[i].lr, j[i].clip, &j[i].r, err);
+    }
+    if (m && !ret)
+        ret = many(j, at, m, err);
+    free(at);
+    return ret;
 }

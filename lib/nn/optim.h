@@ -51,6 +51,14 @@ struct tw_optim_report {
 /* One update from the gradients that are there, which are used up (zeroed after). CLIP 0: none. */
 int tw_optim_step(struct tw_optim *o, double lr, double clip, struct tw_optim_report *r,
         struct tw_err *err);
+/* One update of each of N optimisers on one device, which is what each gets alone: AdamW of adapters in
+ * as many launches as one takes, others one after the other. */
+struct tw_optim_job {
+    struct tw_optim *o;
+    double lr, clip;
+    struct tw_optim_report r;       /* out */
+};
+int tw_optim_steps(struct tw_optim_job *j, int64_t n, struct tw_err *err);
 /* How many updates were applied: what the bias corrections count. */
 int64_t tw_optim_updates(const struct tw_optim *o);
 /* Elements and tensors that decay and that do not. */

@@ -1,5 +1,5 @@
-/* optim_ops.h - updates beside plain AdamW and SGD, which a device may lack. The rules of ops.h hold;
- * as there, nothing happens when *scale is NaN. */
+/* optim_ops.h - updates beside plain AdamW and SGD, each of which a device may lack (NULL). The rules of
+ * ops.h hold; as there, nothing happens when *scale is NaN. */
 #ifndef TW_OPTIM_OPS_H
 #define TW_OPTIM_OPS_H
 #include "base/err.h"
@@ -7,12 +7,25 @@
 
 struct tw_dev;
 
+struct tw_adamw {
+    float lr, beta1, beta2, eps, decay; /* decoupled: w -= lr * decay * w */
+    float bias1, bias2;                 /* 1 - beta^t of this step */
+};
+
 struct tw_muon {
     float lr, momentum, decay;  /* decoupled: w -= lr * decay * w */
     float move;                 /* w -= move * O: the learning rate times what the shape asks for */
     bool nesterov;
     int steps;                  /* of Newton and Schulz */
     enum tw_dtype products;     /* BF16: inputs of products are rounded */
+};
+
+/* One of many AdamW steps: N elements, and what is to be done with them. */
+struct tw_adamw_item {
+    float *w, *g, *m, *v;       /* (dev) */
+    int64_t n;
+    float scale;                /* of the gradient */
+    struct tw_adamw p;
 };
 
 struct tw_optim_ops {
@@ -26,6 +39,12 @@ struct tw_optim_ops {
             const struct tw_muon *p, const float *scale);
     /* Memory that muon() takes for a matrix of that shape, once for all of them. */
     size_t (*muon_scratch)(const struct tw_dev *d, int64_t rows, int64_t cols);
+
+    /* Many steps of adamw() in as many launches as one takes, or regions of threads. sums: sum[i] (host,
+     * complete on return) is the sum of squares of item[i].g, as sumsq() makes it from zero. steps: what
+     * adamw() does, then the gradient is zero. Items (host) are apart from each other. Both or none. */
+    void (*adamw_sums)(struct tw_dev *d, double *sum, const struct tw_adamw_item *item, int64_t n);
+    void (*adamw_steps)(struct tw_dev *d, const struct tw_adamw_item *item, int64_t n);
 };
 
 #endif

@@ -73,6 +73,8 @@ static void engine_metrics(struct tw_srv *s, struct tw_buf *b)
             (double)w.tokens_cached);
     metric(b, "tw_tokens_sampled_total", "counter", "Tokens sampled.", (double)w.tokens_sampled);
     metric(b, "tw_optimizer_steps_total", "counter", "Optimiser steps.", (double)w.steps);
+    metric(b, "tw_optimizer_passes_total", "counter", "The same, those of many models at once as one.",
+            (double)w.step_passes);
     metric(b, "tw_passes_total", "counter", "Passes over the model for training.", (double)w.passes);
     metric(b, "tw_merged_total", "counter", "Requests that shared a pass.", (double)w.merged);
     metric(b, "tw_train_seconds_total", "counter", "Seconds spent on training.", w.busy_train);

@@ -151,43 +151,6 @@ static int freeze(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w, st
     return -1;
 }
 
-static void put_norm(struct tw_work *w, double norm)
-{
-    struct tw_jw j;
-
-    w->result.loss = norm;
-    tw_jw_init(&j, &w->result.json);
-    tw_jw_obj(&j);
-    tw_jw_key(&j, "metrics");
-    tw_jw_obj(&j);
-    tw_jw_key(&j, "grad_norm");
-    tw_jw_num(&j, norm);
-    tw_jw_obj_end(&j);
-    tw_jw_obj_end(&j);
-}
-
-static int step(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w, struct tw_err *err)
-{
-    struct tw_optim_report r = { 0 };
-
-    if (!p->pending) {
-        put_norm(w, 0);
-        return 0;
-    }
-    tw_optim_set(p->optim, &w->optim.adam);
-    if (tw_engine_optim_step(&k->engine, p->optim, w->optim.lr, w->optim.clip, &r, err))
-        return -1;
-    p->pending = 0;
-    if (r.skipped)
-        return tw_fail(err, NULL, 0, "the gradient is not finite%s%s: it was dropped and the weights "
-                "are what they were", r.bad ? " in " : "", r.bad ? r.bad : "");
-    p->updates = tw_optim_updates(p->optim);
-    p->version++;
-    k->stat.steps++;
-    put_norm(w, r.norm);
-    return 0;
-}
-
 int tw_pupil_snapshot(struct tw_worker *k, struct tw_pupil *p, struct tw_err *err)
 {
     char *path, *tmp;
@@ -212,8 +175,6 @@ int tw_pupil_snapshot(struct tw_worker *k, struct tw_pupil *p, struct tw_err *er
 static int do_it(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w, struct tw_err *err)
 {
     switch (w->verb) {
-    case TW_OPTIM_STEP:
-        return step(k, p, w, err);
     case TW_SAVE:
         return save(k, p, &w->save, err);
     case TW_SAVE_SAMPLER:
@@ -225,10 +186,22 @@ static int do_it(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w, str
     }
 }
 
+void tw_verb_done(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w)
+{
+    struct tw_err err = { 0 };
+    /* A load's checkpoint may be deleted, so what was loaded is kept at once. */
+    bool due = (w->verb == TW_OPTIM_STEP && p->version - p->snapped >= k->o.snapshot_every) ||
+            w->verb == TW_LOAD || w->verb == TW_CREATE_FROM;
+
+    /* The result first: where there is a snapshot, there are the results of all that it holds. */
+    tw_work_done(k, w);
+    if (due && k->o.snapshot_every)
+        tw_pupil_snapshot(k, p, &err);
+}
+
 void tw_verb_do(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w)
 {
-    struct tw_err err = { 0 }, snap = { 0 };
-    bool due;
+    struct tw_err err = { 0 };
 
     if (w->refused) {
         tw_fail(&err, NULL, 0, "%s", w->refused);
@@ -245,11 +218,5 @@ void tw_verb_do(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w)
     w->result.version = p->version;
     if (w->verb != TW_RESTORE)
         p->seq = w->seq;
-    /* A load's checkpoint may be deleted, so what was loaded is kept at once. */
-    due = (w->verb == TW_OPTIM_STEP && p->version - p->snapped >= k->o.snapshot_every) ||
-            w->verb == TW_LOAD || w->verb == TW_CREATE_FROM;
-    /* The result first: where there is a snapshot, there are the results of all that it holds. */
-    tw_work_done(k, w);
-    if (due && k->o.snapshot_every)
-        tw_pupil_snapshot(k, p, &snap);
+    tw_verb_done(k, p, w);
 }

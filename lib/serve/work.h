@@ -214,6 +214,7 @@ struct tw_worker_stat {
     int64_t queued, running;            /* requests; samples that decode */
     int64_t models, resident, swapped, snapshots;
     int64_t tokens_trained, tokens_prompt, tokens_sampled, steps, passes, merged;
+    int64_t step_passes;                /* optimiser steps that were done together count once */
     int64_t tokens_prefilled;           /* of prompts, run before sampling */
     int64_t cache_hits, tokens_cached;  /* requests that began with a prompt that was known, and its tokens */
     double busy_train, busy_sample;     /* seconds of the device */

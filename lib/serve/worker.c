@@ -160,6 +160,10 @@ static void train_turn(struct tw_worker *k)
         tw_fb_pass(k, cand, n);
         return;
     }
+    if (w->verb == TW_OPTIM_STEP && !w->refused) {
+        tw_steps(k, cand, n);
+        return;
+    }
     if (w->verb == TW_UNLOAD) {
         unload(k, p);
         return;

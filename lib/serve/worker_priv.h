@@ -122,11 +122,16 @@ int tw_snap_flush(struct tw_worker *k, struct tw_err *err);
 void tw_verb_do(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w);
 /* Work that makes its model: NULL when W was done (failed) at once. */
 struct tw_pupil *tw_verb_pupil(struct tw_worker *k, struct tw_work *w);
+/* W, which is no longer in P's queue, went well: it is handed back, and P snapshot where that is due. */
+void tw_verb_done(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w);
 int tw_pupil_snapshot(struct tw_worker *k, struct tw_pupil *p, struct tw_err *err);
 
 /* fb.c: a pass over data of as many models as have some. CAND in the order of whose turn it is. */
 void tw_fb_pass(struct tw_worker *k, struct tw_pupil **cand, int64_t n);
 void tw_fb_abort(struct tw_worker *k, struct tw_pupil *p);
+
+/* steps.c: the optim_steps that are at the heads of queues, as one. */
+void tw_steps(struct tw_worker *k, struct tw_pupil **cand, int64_t n);
 
 /* gen.c */
 void tw_gen_submit(struct tw_worker *k, struct tw_work *w);

@@ -7,7 +7,7 @@
 #include "test.h"
 
 #define DEVS(h) for (struct help_dev *h = help_devs; h < help_devs + help_ndev; h++) \
-        if (tw_ops(h->d)->optim)
+        if (tw_ops(h->d)->optim && tw_ops(h->d)->optim->muon)
 
 static const struct tw_ops *ops(const struct help_dev *h)
 {
@@ -162,10 +162,68 @@ static void muon(void)
     }
 }
 
+/* Many AdamW steps in one call are those of the calls alone, to the bit, on each device. */
+static void adamw_many(void)
+{
+    static const int64_t size[] = { 1, 37, 16384, 16385, 50001, 300 };
+    enum { N = 6 };
+
+    for (struct help_dev *h = help_devs; h < help_devs + help_ndev; h++) {
+        const struct tw_ops *o = ops(h);
+        struct tw_adamw_item item[N];
+        float *w[N], *m[N], *v[N], *x, *y;
+        double sum[N], one, *s;
+
+        if (!o->optim || !o->optim->adamw_steps)
+            continue;
+        for (int i = 0; i < N; i++) {
+            float *a = help_rand(size[i], 1 + (uint64_t)i, 1), *g = help_rand(size[i], 50 + (uint64_t)i, 1);
+            size_t bytes = (size_t)size[i] * 4;
+
+            w[i] = help_put(h->d, a, bytes);
+            m[i] = help_put(h->d, NULL, bytes);
+            v[i] = help_put(h->d, NULL, bytes);
+            item[i] = (struct tw_adamw_item){ .w = help_put(h->d, a, bytes), .g = help_put(h->d, g, bytes),
+                .m = help_put(h->d, NULL, bytes), .v = help_put(h->d, NULL, bytes), .n = size[i],
+                .scale = i % 2 ? 0.5f : 1, .p = { 0.01f * (float)(i + 1), 0.9f, 0.99f, 1e-8f, 0.1f, 0.1f, 0.01f } };
+            free(a), free(g);
+        }
+        o->optim->adamw_sums(h->d, sum, item, N);
+        for (int i = 0; i < N; i++) {
+            float *sc = help_put(h->d, &item[i].scale, 4);
+
+            s = help_put(h->d, NULL, 8);
+            o->sumsq(h->d, s, item[i].g, size[i]);
+            o->get(h->d, &one, s, 8);
+            CHECK(one == sum[i] && one > 0);
+            o->adamw(h->d, w[i], item[i].g, m[i], v[i], size[i], &item[i].p, sc);
+            o->free(h->d, s), o->free(h->d, sc);
+        }
+        o->optim->adamw_steps(h->d, item, N);
+        for (int i = 0; i < N; i++) {
+            float *pair[3][2] = { { w[i], item[i].w }, { m[i], item[i].m }, { v[i], item[i].v } };
+
+            for (int k = 0; k < 3; k++) {
+                x = help_get(h->d, pair[k][0], size[i]);
+                y = help_get(h->d, pair[k][1], size[i]);
+                CHECK(!memcmp(x, y, (size_t)size[i] * 4));
+                free(x), free(y);
+                o->free(h->d, pair[k][0]), o->free(h->d, pair[k][1]);
+            }
+            x = help_get(h->d, item[i].g, size[i]);
+            for (int64_t k = 0; k < size[i]; k++)
+                CHECK(x[k] == 0);
+            free(x);
+            o->free(h->d, item[i].g);
+        }
+    }
+}
+
 int main(void)
 {
     help_open();
     RUN(muon);
+    RUN(adamw_many);
     help_close();
     return test_end();
 }

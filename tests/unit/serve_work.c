@@ -20,6 +20,12 @@ static void tenants_in_one_pass_get_what_each_gets_alone(void)
         steps(k, i, dir[0]);
     }
     wait_all();
+    do {                                /* it tells of the last turn once that is over */
+        usleep(1000);
+        tw_worker_stat(k, &st);
+    } while (st.queued);
+    CHECK_INT(st.steps, 3 * TENANTS);
+    CHECK(st.step_passes < 2 * TENANTS);    /* those that met were one update */
     tw_worker_close(k, true);
     for (int i = 0; i < TENANTS; i++) {
         k = open_worker("swap", 64, 4096);
@@ -174,6 +180,65 @@ static void samplers_are_frozen(void)
     tw_worker_close(k, true);
 }
 
+/* Updates of all models at once are one, and what each gets is what it gets alone; one whose gradient
+ * is not finite keeps its weights, one without a gradient its moments. */
+static void steps_that_meet_are_one_update(void)
+{
+    struct tw_worker *k = open_worker("swap", 64, 4096);
+    struct tw_worker_stat st;
+    struct answer a[TENANTS] = { 0 }, none = { 0 };
+    char name[2][32];
+
+    for (int i = 0; i < TENANTS; i++) {
+        snprintf(name[0], sizeof name[0], "t%d", i);
+        create(k, name[0], name[0], i, NULL);
+        submit(k, fb_work(i, 0, 2, false, 0), name[0], name[0], 1, NULL);
+    }
+    create(k, "none", "none", 1, NULL);
+    wait_all();
+    /* Held up behind one long request of another tenant, all their steps come to the head at once. */
+    submit(k, fb_work(1, 0, 300, false, 0), "none", "none", 1, NULL);
+    for (int i = 0; i < TENANTS; i++) {
+        snprintf(name[0], sizeof name[0], "t%d", i);
+        submit(k, optim_work(), name[0], name[0], 2, &a[i]);
+    }
+    submit(k, optim_work(), "none", "none", 2, &none);
+    wait_all();
+    for (int i = 0; i < TENANTS; i++) {
+        snprintf(name[0], sizeof name[0], "t%d", i);
+        snprintf(name[1], sizeof name[1], "met%d", i);
+        submit(k, save_work(TW_SAVE, name[1], NULL), name[0], name[0], 3, NULL);
+    }
+    wait_all();
+    do {
+        usleep(1000);
+        tw_worker_stat(k, &st);
+    } while (st.queued);
+    CHECK_INT(st.steps, TENANTS + 1);
+    CHECK(st.step_passes <= 4);
+    tw_worker_close(k, true);
+    for (int i = 0; i < TENANTS; i++) {
+        struct answer one = { 0 };
+
+        k = open_worker("swap", 64, 4096);
+        create(k, "t", "t", i, NULL);
+        submit(k, fb_work(i, 0, 2, false, 0), "t", "t", 1, NULL);
+        submit(k, optim_work(), "t", "t", 2, &one);
+        snprintf(name[0], sizeof name[0], "apart%d", i);
+        snprintf(name[1], sizeof name[1], "met%d", i);
+        submit(k, save_work(TW_SAVE, name[0], NULL), "t", "t", 3, NULL);
+        wait_all();
+        CHECK(one.r.loss == a[i].r.loss && one.r.loss > 0);
+        CHECK(same_bytes(&one.r.json, &a[i].r.json));
+        CHECK(same_file(name[0], name[1], "adapter_model.safetensors"));
+        CHECK(same_file(name[0], name[1], "trainer/optimizer.safetensors"));
+        forget(&one);
+        forget(&a[i]);
+        tw_worker_close(k, true);
+    }
+    forget(&none);
+}
+
 static void load_work(struct tw_worker *k, const char *model, const char *from, bool optimizer, bool make,
         int64_t seq)
 {
@@ -248,6 +313,7 @@ int main(void)
     RUN(tenants_in_one_pass_get_what_each_gets_alone);
     RUN(models_that_are_swapped_out_come_back_as_they_were);
     RUN(a_step_is_the_engines);
+    RUN(steps_that_meet_are_one_update);
     RUN(a_request_that_overflows_touches_nobody);
     RUN(samplers_are_frozen);
     RUN(a_checkpoint_goes_on);

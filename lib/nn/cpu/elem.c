@@ -233,6 +233,8 @@ struct flat_job {
     int64_t n;
     float a, momentum, decay, scale;
     const struct tw_adamw *p;
+    const struct tw_adamw_item *item;   /* many: [nitem], piece i belongs to that with first[k] <= i */
+    int64_t nitem, *first;
 };
 
 static void run_flat(struct flat_job *j, void (*fn)(void *, int64_t, int))
@@ -285,6 +287,67 @@ void tw_cpu_sumsq(struct tw_dev *dev, double *sum, const float *g, int64_t n)
         *sum += j.part[i];
 }
 
+/* The pieces of many arrays, numbered through: one region of threads for all. */
+static int64_t list_pieces(struct flat_job *j, bool sums)
+{
+    int64_t all = 0;
+
+    for (int64_t k = 0; k < j->nitem; k++)
+        all += (j->item[k].n + PIECE - 1) / PIECE;
+    j->first = tw_cpu_scratch(j->d, TW_SLOT_LIST, (size_t)(j->nitem + 1) * sizeof *j->first +
+            (sums ? (size_t)all * sizeof *j->part : 0));
+    if (!j->first)
+        return -1;
+    j->part = (double *)(j->first + j->nitem + 1);
+    j->first[0] = 0;
+    for (int64_t k = 0; k < j->nitem; k++)
+        j->first[k + 1] = j->first[k] + (j->item[k].n + PIECE - 1) / PIECE;
+    return all;
+}
+
+/* Piece I as a job of its own; *LOCAL is its number there. */
+static struct flat_job list_piece(const struct flat_job *j, int64_t i, int64_t *local)
+{
+    int64_t lo = 0, hi = j->nitem;
+    const struct tw_adamw_item *t;
+
+    while (hi - lo > 1) {
+        int64_t mid = (lo + hi) / 2;
+
+        if (j->first[mid] <= i)
+            lo = mid;
+        else
+            hi = mid;
+    }
+    t = &j->item[lo];
+    *local = i - j->first[lo];
+    return (struct flat_job){ .d = j->d, .w = t->w, .g = t->g, .m = t->m, .v = t->v, .n = t->n,
+        .part = j->part + j->first[lo], .p = &t->p, .scale = t->scale };
+}
+
+static void sums_piece(void *arg, int64_t i, int thread)
+{
+    int64_t local;
+    struct flat_job one = list_piece(arg, i, &local);
+
+    sumsq_piece(&one, local, thread);
+}
+
+void tw_cpu_adamw_sums(struct tw_dev *dev, double *sum, const struct tw_adamw_item *item, int64_t n)
+{
+    struct flat_job j = { .d = (struct tw_cpu *)dev, .item = item, .nitem = n };
+    int64_t pieces = list_pieces(&j, true);
+
+    if (pieces < 0)
+        return;
+    tw_cpu_run(j.d, pieces, sums_piece, &j);
+    for (int64_t k = 0; k < n; k++) {
+        sum[k] = 0;
+        for (int64_t i = j.first[k]; i < j.first[k + 1]; i++)
+            sum[k] += j.part[i];
+    }
+}
+
 void tw_cpu_clip(struct tw_dev *d, float *scale, const double *sum, float max)
 {
     if (!isfinite(*sum))
@@ -311,6 +374,25 @@ void tw_cpu_adamw(struct tw_dev *dev, float *w, const float *g, float *m, float 
 
     if (!isnan(*scale))
         run_flat(&j, adamw_piece);
+}
+
+static void steps_piece(void *arg, int64_t i, int thread)
+{
+    int64_t local;
+    struct flat_job one = list_piece(arg, i, &local);
+    int64_t k = local * PIECE;
+
+    adamw_piece(&one, local, thread);
+    memset((float *)(uintptr_t)one.g + k, 0, (size_t)tw_min(PIECE, one.n - k) * sizeof *one.g);
+}
+
+void tw_cpu_adamw_steps(struct tw_dev *dev, const struct tw_adamw_item *item, int64_t n)
+{
+    struct flat_job j = { .d = (struct tw_cpu *)dev, .item = item, .nitem = n };
+    int64_t pieces = list_pieces(&j, false);
+
+    if (pieces > 0)
+        tw_cpu_run(j.d, pieces, steps_piece, &j);
 }
 
 static void sgd_piece(void *arg, int64_t i, int thread)

@@ -129,4 +129,5 @@ static void muon(struct tw_dev *dev, const struct tw_mat *w, bool rows, const fl
     }
 }
 
-const struct tw_optim_ops tw_cpu_optim = { .muon = muon, .muon_scratch = muon_scratch };
+const struct tw_optim_ops tw_cpu_optim = { .muon = muon, .muon_scratch = muon_scratch,
+    .adamw_sums = tw_cpu_adamw_sums, .adamw_steps = tw_cpu_adamw_steps };
