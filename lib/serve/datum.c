@@ -60,7 +60,7 @@ int tw_tensor_dense(struct tw_arena *a, struct tw_tensor_in *t, struct tw_str va
     size_t w = width(t);
     char *out;
 
-    if (t->ndim != 2 || rows < 0 || cols < 0 || (cols && rows > most / cols) ||
+    if (t->ndim != 2 || rows < 0 || rows > most || cols < 0 || (cols && rows > most / cols) ||
             row.n != (size_t)(rows + 1) * 8 || col.n % 8 || values.n != (size_t)nnz * w)
         return tw_fail(err, NULL, 0, "%s.%.*s: the parts of the sparse tensor do not fit together",
                 where, (int)t->name.n, t->name.p);

@@ -18,7 +18,9 @@ struct tw_pb_field {
 };
 static inline struct tw_pb tw_pb(struct tw_str s)
 {
-    return (struct tw_pb){ (const unsigned char *)s.p, (const unsigned char *)s.p + s.n };
+    const unsigned char *p = (const unsigned char *)(s.p ? s.p : "");
+
+    return (struct tw_pb){ p, p + s.n };
 }
 /* The next field: 1, 0 at the end, -1 malformed (groups are, too). */
 int tw_pb_next(struct tw_pb *m, struct tw_pb_field *f);

@@ -51,7 +51,7 @@ static int record(struct tw_jw *w, struct tw_str rec)
     struct tw_pb t = tw_pb(trail);
     uint64_t k = 1;
 
-    if (trail.n && tw_pb_varint(&t, &k) < 0)
+    if (trail.n && (tw_pb_varint(&t, &k) < 0 || k < 1 || k > INT32_MAX))
         return -1;
     for (size_t i = 0; i + 16 <= offset.n; i += 8) {
         int64_t at[2], n;
@@ -124,19 +124,21 @@ static void sequence(struct tw_jw *w, struct tw_str q)
 }
 
 /* Rows of [id, logprob]; null where a row has none. */
-static void topk(struct tw_jw *w, struct tw_str msg)
+static int topk(struct tw_jw *w, struct tw_str msg)
 {
     struct tw_str id = field(msg, 1).s, logp = field(msg, 2).s;
-    int64_t k = (int64_t)field(msg, 3).v, n = (int64_t)field(msg, 4).v;
+    uint64_t k = field(msg, 3).v, n = field(msg, 4).v;
 
+    if (logp.n != id.n || (k && n > id.n / 4 / k) || n * k * 4 != id.n)
+        return -1;
     tw_jw_arr(w);
-    for (int64_t i = 0; i < n && (size_t)((i + 1) * k) * 4 <= id.n && logp.n == id.n; i++) {
-        if (f32(logp, i * k) <= -99999.0F) {
+    for (uint64_t i = 0; k && i < n; i++) {
+        if (f32(logp, (int64_t)(i * k)) <= -99999.0F) {
             tw_jw_null(w);
             continue;
         }
         tw_jw_arr(w);
-        for (int64_t j = i * k; j < (i + 1) * k && f32(logp, j) > -99999.0F; j++) {
+        for (int64_t j = (int64_t)(i * k); j < (int64_t)((i + 1) * k) && f32(logp, j) > -99999.0F; j++) {
             tw_jw_arr(w);
             tw_jw_int(w, i32(id, j));
             tw_jw_f32(w, f32(logp, j));
@@ -145,13 +147,14 @@ static void topk(struct tw_jw *w, struct tw_str msg)
         tw_jw_arr_end(w);
     }
     tw_jw_arr_end(w);
+    return 0;
 }
 
 static int sample_json(struct tw_jw *w, struct tw_str proto)
 {
     struct tw_pb m;
     struct tw_pb_field f;
-    int got;
+    int got, wrong = 0;
 
     tw_jw_obj(w);
     tw_jw_key(w, "type");
@@ -168,11 +171,11 @@ static int sample_json(struct tw_jw *w, struct tw_str proto)
             floats(w, f.s);
         } else if (f.no == 3) {
             tw_jw_key(w, "topk_prompt_logprobs");
-            topk(w, f.s);
+            wrong |= topk(w, f.s);
         }
     }
     tw_jw_obj_end(w);
-    return got;
+    return got < 0 || wrong ? -1 : 0;
 }
 
 int tw_result_json(enum tw_verb verb, struct tw_str proto, struct tw_buf *json, struct tw_err *err)

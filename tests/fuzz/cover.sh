@@ -17,6 +17,11 @@ sources()
     jsonl) echo lib/base/jsonl.c ;;
     rank) echo lib/data/tok_rank.c lib/data/tok_conf.c ;;
     safetensors) echo lib/data/weights.c ;;
+    serve_http) echo lib/serve/httpd.c lib/serve/httpd_req.c lib/serve/route.c ;;
+    serve_json) echo lib/serve/read.c lib/serve/read_json.c lib/serve/read_sample.c lib/serve/datum.c ;;
+    serve_keys) echo lib/serve/keys.c ;;
+    serve_oai) echo lib/serve/oai_read.c ;;
+    serve_proto) echo lib/serve/read_proto.c lib/serve/proto.c lib/serve/result_json.c lib/serve/datum.c ;;
     shard) echo lib/data/shard.c lib/data/shard_map.c ;;
     *) echo lib/data/"$1"*.c ;;         # gguf, jinja, tok
     esac
