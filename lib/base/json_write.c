@@ -198,7 +198,7 @@ static void escape(struct tw_buf *out, unsigned char c)
 
 void tw_json_quote(struct tw_buf *out, struct tw_str s)
 {
-    const char *p = s.p, *end = p + s.n, *start = p;
+    const char *p = s.p ? s.p : "", *end = p + s.n, *start = p;
 
     tw_buf_grow(out, s.n + 2);
     tw_buf_putc(out, '"');

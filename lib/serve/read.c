@@ -142,7 +142,7 @@ static int read_optim(struct tw_work *w, const struct tw_json *body, struct tw_e
     return 0;
 }
 
-static int read_json(struct tw_work *w, const struct tw_limits *l, bool forward_only,
+static int read_json(struct tw_work *w, const struct tw_limits *l, const char *key,
         const struct tw_json *body, struct tw_err *err)
 {
     if (get_text(body, "model_id", &w->model, err) ||
@@ -159,9 +159,7 @@ static int read_json(struct tw_work *w, const struct tw_limits *l, bool forward_
     case TW_SAMPLE:
         return tw_read_sample(w, l, body, err);
     default:
-        w->fb.forward_only = forward_only;
-        return tw_read_fb_json(w, l, body, forward_only ? "forward_input" :
-                "forward_backward_input", err);
+        return tw_read_fb_json(w, l, body, key, err);
     }
 }
 
@@ -207,20 +205,23 @@ struct tw_work *tw_work_read(enum tw_verb verb, const struct tw_limits *l, bool 
         bool forward_only, struct tw_str body, struct tw_err *err)
 {
     struct tw_work *w = tw_work_new(verb);
+    const char *key = forward_only ? "forward_input" : "forward_backward_input";
     const struct tw_json *j;
     struct tw_arena a = { 0 };
-    int ret;
+    int ret = 0;
 
     if (proto && verb != TW_FORWARD_BACKWARD) {
         ret = tw_fail(err, NULL, 0, "only forward_backward takes protobuf; send JSON");
     } else if (proto) {
         ret = tw_read_fb_proto(w, l, body, err);
-    } else {
+    } else if (verb != TW_FORWARD_BACKWARD || !tw_read_fb_fast(w, l, body, key)) {
         j = parse(&a, body, err);
         if (j && j->type != TW_JOBJ)
             tw_fail(err, NULL, 0, "the body is not a JSON object");
-        ret = !j || j->type != TW_JOBJ ? -1 : read_json(w, l, forward_only, j, err);
+        ret = !j || j->type != TW_JOBJ ? -1 : read_json(w, l, key, j, err);
     }
+    if (verb == TW_FORWARD_BACKWARD)
+        w->fb.forward_only |= forward_only;
     if (!ret && verb == TW_FORWARD_BACKWARD && !w->refused && l->max_tokens &&
             w->fb.tokens > l->max_tokens) {
         tw_fail(err, NULL, 0, "%" PRId64 " tokens are more than the %" PRId64 " that one "

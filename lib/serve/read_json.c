@@ -4,12 +4,18 @@
 #include <math.h>
 #include <stdlib.h>
 
-static int add_chunk(struct tw_arena *a, const struct tw_json *c, const char *where, int32_t **out,
-        int64_t *n, struct tw_err *err)
+static const struct tw_json *tokens_of(const struct tw_json *chunk)
 {
-    const struct tw_json *t = c->type == TW_JOBJ ? tw_json_get(c, "tokens") : NULL;
+    const struct tw_json *t = chunk->type == TW_JOBJ ? tw_json_get(chunk, "tokens") : NULL;
+
+    return t && t->type == TW_JARR ? t : NULL;
+}
+
+/* The tokens of chunk C go behind the *N that X holds. */
+static int add_chunk(const struct tw_json *c, const char *where, int32_t *x, int64_t *n, struct tw_err *err)
+{
+    const struct tw_json *t = tokens_of(c);
     struct tw_str type = TW_STR_LIT("encoded_text");
-    int32_t *x;
 
     if (c->type != TW_JOBJ)
         return tw_fail(err, NULL, 0, "%s.chunks: a chunk is not an object", where);
@@ -18,18 +24,14 @@ static int add_chunk(struct tw_arena *a, const struct tw_json *c, const char *wh
     if (!tw_str_is(type, "encoded_text"))
         return tw_fail(err, NULL, 0, "%s.chunks: this model reads text alone, no '%.*s'", where,
                 (int)(type.n < 40 ? type.n : 40), type.p);
-    if (!t || t->type != TW_JARR)
+    if (!t)
         return tw_fail(err, NULL, 0, "%s.chunks: a chunk has no list 'tokens'", where);
-    x = tw_arena_alloc(a, (size_t)(*n + t->n + 1) * sizeof *x);
-    if (*n)
-        memcpy(x, *out, (size_t)*n * sizeof *x);
     for (int64_t i = 0; i < t->n; i++) {
         if (!t->item[i].is_int || t->item[i].i < INT32_MIN || t->item[i].i > INT32_MAX)
             return tw_fail(err, NULL, 0, "%s.chunks: %.*s is not a token id", where,
                     (int)(t->item[i].raw.n < 40 ? t->item[i].raw.n : 40), t->item[i].raw.p);
         x[*n + i] = (int32_t)t->item[i].i;
     }
-    *out = x;
     *n += t->n;
     return 0;
 }
@@ -39,15 +41,17 @@ int tw_read_input(struct tw_arena *a, const struct tw_json *input, const char *w
 {
     const struct tw_json *c = input && input->type == TW_JOBJ ? tw_json_get(input, "chunks") : NULL;
 
-    *out = NULL;
+    int64_t room = 1;
+
     *n = 0;
     if (!c || c->type != TW_JARR)
         return tw_fail(err, NULL, 0, "%s has no list 'chunks'", where);
     for (int64_t i = 0; i < c->n; i++)
-        if (add_chunk(a, &c->item[i], where, out, n, err))
+        room += tokens_of(&c->item[i]) ? tokens_of(&c->item[i])->n : 0;
+    *out = tw_arena_alloc(a, (size_t)room * sizeof **out);
+    for (int64_t i = 0; i < c->n; i++)
+        if (add_chunk(&c->item[i], where, *out, n, err))
             return -1;
-    if (!*out)
-        *out = tw_arena_alloc(a, sizeof **out);
     return 0;
 }
 
@@ -142,7 +146,7 @@ static int datum(struct tw_work *w, const struct tw_limits *l, const struct tw_j
     return 0;
 }
 
-static int settings(const struct tw_json *c, struct tw_buf *out, struct tw_err *err)
+int tw_read_settings(const struct tw_json *c, struct tw_buf *out, struct tw_err *err)
 {
     for (int64_t i = 0; c && c->type == TW_JOBJ && i < c->n; i++) {
         const struct tw_json *v = &c->item[i];
@@ -170,7 +174,7 @@ int tw_read_fb_json(struct tw_work *w, const struct tw_limits *l, const struct t
         return tw_fail(err, NULL, 0, "the body has no '%s' with a list 'data'", key);
     w->fb.d = tw_arena_alloc(&w->arena, (size_t)(data->n + 1) * sizeof *w->fb.d);
     ret = tw_json_get_str(in, "loss_fn", &loss, err) < 0 ||
-            settings(tw_json_get(in, "loss_fn_config"), &set, err) ||
+            tw_read_settings(tw_json_get(in, "loss_fn_config"), &set, err) ||
             tw_datum_loss(&w->fb, loss, tw_buf_str(&set), err);
     for (int64_t i = 0; !ret && i < data->n; i++)
         ret = datum(w, l, &data->item[i], err);

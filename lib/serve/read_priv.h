@@ -8,6 +8,11 @@ int tw_read_fb_proto(struct tw_work *w, const struct tw_limits *l, struct tw_str
         struct tw_err *err);
 int tw_read_fb_json(struct tw_work *w, const struct tw_limits *l, const struct tw_json *body,
         const char *key, struct tw_err *err);
+/* The same from the text of the body, when it has the usual form and nothing is wrong; else false, and W
+ * is as it was but for what its arena held. */
+bool tw_read_fb_fast(struct tw_work *w, const struct tw_limits *l, struct tw_str body, const char *key);
+/* loss_fn_config as ",key=value.."; C may be NULL. */
+int tw_read_settings(const struct tw_json *c, struct tw_buf *out, struct tw_err *err);
 int tw_read_sample(struct tw_work *w, const struct tw_limits *l, const struct tw_json *body,
         struct tw_err *err);
 /* The tokens of a ModelInput; *OUT in A. */

@@ -39,8 +39,10 @@ static struct tw_pb_field field(struct tw_str text, uint64_t no)
     struct tw_pb_field f;
 
     while (tw_pb_next(&m, &f) > 0)
-        if (f.no == no)
+        if (f.no == no) {
+            f.s.p = f.s.p ? f.s.p : "";
             return f;
+        }
     return (struct tw_pb_field){ .s = TW_STR_LIT("") };
 }
 

@@ -4,6 +4,7 @@
 #include "base/io.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <signal.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
@@ -273,6 +274,14 @@ static int load_state(struct tw_srv *s, struct tw_err *err)
             : 0;
 }
 
+/* Adapters, bodies and results come and go for months: what is large goes back to the system when it is
+ * freed, and is not kept in holes between what is small. */
+static void tame_malloc(void)
+{
+    mallopt(M_MMAP_THRESHOLD, 256 << 10);
+    mallopt(M_ARENA_MAX, 2);
+}
+
 int tw_serve(const struct tw_serve_opts *o, struct tw_err *err)
 {
     struct tw_srv s = { .o = o, .started = tw_wall() };
@@ -280,6 +289,7 @@ int tw_serve(const struct tw_serve_opts *o, struct tw_err *err)
     mode_t mask = umask(077);                   /* the state is nobody else's to read */
     int sigfd = signals(&set, err), ret = -1;
 
+    tame_malloc();
     name_model(&s);
     if (sigfd >= 0 && !tw_mailbox_open(&s.box, &s, err) && (s.keys = tw_keys_open(o->keys, err)) &&
             !open_log(&s.access, o->access_log, err) && !open_state(&s, err) && !tw_glue_open(&s, err) &&
