@@ -361,7 +361,10 @@ static bool request(struct scan *s, struct tw_arena *a, const char *in, struct h
     if (!take(s, '{'))
         return false;
     while ((k = key(s, name, &seen, !seen)) >= 0) {
-        if (k == 1 ? !text(s, &h->model) : k == 2 ? !integer(s, &h->seq) : k == 3 ? !text(s, &type) : !take(s, '{'))
+        bool ok = k == 0 ? take(s, '{') : k == 1 ? text(s, &h->model) : k == 2 ? integer(s, &h->seq) :
+                text(s, &type);
+
+        if (!ok)
             return false;
         while (!k && (i = key(s, inner, &had, !had)) >= 0)
             if (i == 0 ? !data(s, a, &h->raw, &h->n) : i == 1 ? !text(s, &h->loss) : !settings(s, h))

@@ -1,6 +1,7 @@
 /* Any bytes as the JSON body of a request for the engine: refused with a text, or within the limits.
  * The first byte picks the verb and the limits. */
 #include "data/chat.h"
+#include "serve/read_priv.h"
 #include "serve_check.h"
 
 int LLVMFuzzerTestOneInput(const unsigned char *p, size_t n);
@@ -16,6 +17,30 @@ static const struct tw_tok *tokenizer(void)
     return tw_chat_tok(chat);
 }
 
+/* What is read without a tree is what the tree gives. */
+static void both(const struct tw_limits *l, struct tw_str body)
+{
+    static const char key[] = "forward_backward_input";
+    struct tw_work *w = tw_work_new(TW_FORWARD_BACKWARD), *v = tw_work_new(TW_FORWARD_BACKWARD);
+    struct tw_arena a = { 0 };
+    struct tw_json *j;
+
+    if (tw_read_fb_fast(w, l, body, key)) {
+        j = tw_json_parse(&a, body, NULL);
+        must(j && !tw_read_fb_json(v, l, j, key, NULL) && !v->refused && v->fb.n == w->fb.n);
+        for (int64_t i = 0; i < v->fb.n; i++) {
+            const struct tw_datum_in *x = &v->fb.d[i], *y = &w->fb.d[i];
+
+            must(x->n == y->n && x->k == y->k && !memcmp(x->token, y->token, (size_t)x->n * 4));
+            must(!memcmp(x->target, y->target, (size_t)(x->n * x->k) * 4) && !x->weight == !y->weight);
+            must(!x->weight || !memcmp(x->weight, y->weight, (size_t)(x->n * x->k) * 4));
+        }
+    }
+    tw_work_free(w);
+    tw_work_free(v);
+    tw_arena_free(&a);
+}
+
 int LLVMFuzzerTestOneInput(const unsigned char *p, size_t n)
 {
     static const enum tw_verb verb[] = { TW_CREATE, TW_FORWARD_BACKWARD, TW_OPTIM_STEP, TW_SAMPLE };
@@ -28,6 +53,8 @@ int LLVMFuzzerTestOneInput(const unsigned char *p, size_t n)
     pick = p[0];
     l.max_tokens = pick & 4 ? 16 : 0;
     l.tok = pick & 8 ? tokenizer() : NULL;
+    if (verb[pick & 3] == TW_FORWARD_BACKWARD)
+        both(&l, (struct tw_str){ (const char *)p + 1, n - 1 });
     check_work(tw_work_read(verb[pick & 3], &l, false, pick & 16, (struct tw_str){ (const char *)p + 1,
                 n - 1 }, &err), &l, &err);
     return 0;
