@@ -120,7 +120,8 @@ static void give(struct tw_worker *k, struct tw_gen_job *j)
     n = n < most ? n : most;
     *g = (struct tw_gen){ .prompt = s->prompt, .nprompt = s->nprompt, .n = n, .first = j->given,
         .sampling = s->sampling, .seed = s->seeded ? s->seed : tw_hash64(j->w->id,
-                strlen(j->w->id), 0), .max_tokens = s->max_tokens, .stop = s->stop,
+                strlen(j->w->id), 0), .stream = s->stream, .penalty_prompt = s->penalty_prompt,
+        .max_tokens = s->max_tokens, .stop = s->stop,
         .nstop = s->nstop, .stop_token = s->stop_token, .nstop_token = s->nstop_token,
         .ignore_eos = s->no_stop, .top_logprobs = s->top_sample,
         .adapter = j->snap ? j->snap->a : NULL, .owner = j->who, .user = j, .text = s->text ? piece_text : NULL,

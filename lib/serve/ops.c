@@ -1,5 +1,7 @@
 /* ops.c - health, capabilities, metrics */
 #include "records.h"
+#include "data/tok.h"
+#include <inttypes.h>
 #include <unistd.h>
 
 static void healthz(struct tw_srv *s, struct tw_req *r)
@@ -13,6 +15,7 @@ static void capabilities(struct tw_srv *s, struct tw_req *r)
 {
     struct tw_buf b = { 0 };
     struct tw_jw w;
+    char hash[24];
 
     tw_jw_init(&w, &b);
     tw_jw_obj(&w);
@@ -28,6 +31,11 @@ static void capabilities(struct tw_srv *s, struct tw_req *r)
         tw_jw_bool(&w, true);
         tw_jw_key(&w, "sampleable");
         tw_jw_bool(&w, true);
+        if (s->limits->tok) {
+            snprintf(hash, sizeof hash, "%016" PRIx64, tw_tok_hash(s->limits->tok));
+            tw_jw_key(&w, "tokenizer_hash");    /* so that a client of ours knows that tokens mean the same */
+            tw_jw_cstr(&w, hash);
+        }
         tw_jw_obj_end(&w);
     }
     tw_jw_arr_end(&w);

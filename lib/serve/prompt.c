@@ -54,11 +54,12 @@ static int64_t rows_of(const struct tw_gen_job *j, int64_t s, struct tw_row *row
 {
     const struct tw_sample_args *a = &j->w->sample;
     int64_t n = 0, from = a->prompt_logprobs ? first_scored(a) : a->nprompt;
+    float temp = a->prompt_temp > 0 ? a->prompt_temp : 1;
 
     for (int64_t t = 1; t < a->nprompt; t++) {
         if (t >= from) {
             if (row)
-                row[n] = (struct tw_row){ .s = s, .at = t - 1, .target = a->prompt[t], .temp = 1 };
+                row[n] = (struct tw_row){ .s = s, .at = t - 1, .target = a->prompt[t], .temp = temp };
             n++;
         }
         for (int64_t i = 0; i < a->ntarget; i++) {

@@ -58,6 +58,46 @@ static int read_stop(struct tw_sample_args *s, const struct tw_limits *l, struct
     return 0;
 }
 
+/* Settings that Tinker does not have: those of tw-sample, by the names that OpenAI-style servers gave them. */
+static int read_more(struct tw_sample_args *s, const struct tw_limits *l, struct tw_arena *a,
+        const struct tw_json *p, struct tw_err *err)
+{
+    const struct tw_json *ids = tw_json_get(p, "stop_token_ids");
+    struct tw_sampling *o = &s->sampling;
+    double temp = 1;
+    int32_t *id;
+    bool given;
+
+    if (tw_json_get_num(p, "min_p", &o->min_p, err) < 0 ||
+            tw_json_get_num(p, "repetition_penalty", &o->repetition, err) < 0 ||
+            tw_json_get_num(p, "presence_penalty", &o->presence, err) < 0 ||
+            tw_json_get_num(p, "frequency_penalty", &o->frequency, err) < 0 ||
+            tw_json_get_num(p, "prompt_temperature", &temp, err) < 0 ||
+            tw_json_get_bool(p, "penalty_prompt", &s->penalty_prompt, err) < 0 ||
+            tw_json_get_bool(p, "ignore_eos", &s->no_stop, err) < 0 ||
+            tw_work_seed(p, "stream", &s->stream, &given, err))
+        return -1;
+    s->prompt_temp = (float)temp;
+    if (!(o->min_p >= 0 && o->min_p <= 1) || !(o->repetition >= 1e-3 && o->repetition <= 1000) ||
+            !(o->presence >= -100 && o->presence <= 100) || !(o->frequency >= -100 && o->frequency <= 100) ||
+            !(temp >= 1e-3 && temp <= 1000))
+        return tw_fail(err, NULL, 0, "min_p, a penalty or prompt_temperature is outside its range");
+    if (!ids)
+        return 0;
+    if (ids->type != TW_JARR || ids->n > l->max_stop)
+        return tw_fail(err, NULL, 0, "stop_token_ids is no list of at most %" PRId64 " token ids", l->max_stop);
+    id = tw_arena_alloc(a, (size_t)(s->nstop_token + ids->n + 1) * sizeof *id);
+    if (s->nstop_token)
+        memcpy(id, s->stop_token, (size_t)s->nstop_token * sizeof *id);
+    s->stop_token = id;
+    for (int64_t i = 0; i < ids->n; i++) {
+        if (!ids->item[i].is_int || ids->item[i].i < 0 || ids->item[i].i >= l->V)
+            return tw_fail(err, NULL, 0, "stop_token_ids[%" PRId64 "] is no token id of this model", i);
+        id[s->nstop_token++] = (int32_t)ids->item[i].i;
+    }
+    return 0;
+}
+
 static int read_params(struct tw_sample_args *s, const struct tw_limits *l, struct tw_arena *a,
         const struct tw_json *p, struct tw_err *err)
 {
@@ -79,7 +119,7 @@ static int read_params(struct tw_sample_args *s, const struct tw_limits *l, stru
         return tw_fail(err, NULL, 0, "temperature: %g is not in [0, 1000]", o->temperature);
     if (!(o->top_p > 0 && o->top_p <= 1))
         return tw_fail(err, NULL, 0, "top_p: %g is not in (0, 1]", o->top_p);
-    return read_stop(s, l, a, tw_json_get(p, "stop"), err);
+    return read_stop(s, l, a, tw_json_get(p, "stop"), err) || read_more(s, l, a, p, err) ? -1 : 0;
 }
 
 static int read_targets(struct tw_sample_args *s, const struct tw_limits *l, struct tw_arena *a,

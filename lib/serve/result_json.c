@@ -108,23 +108,6 @@ static int fb_json(struct tw_jw *w, struct tw_str proto)
     return got < 0 || wrong ? -1 : 0;
 }
 
-static void sequence(struct tw_jw *w, struct tw_str q)
-{
-    struct tw_str token = field(q, 2).s;
-
-    tw_jw_obj(w);
-    tw_jw_key(w, "stop_reason");
-    tw_jw_cstr(w, field(q, 1).v ? "length" : "stop");
-    tw_jw_key(w, "tokens");
-    tw_jw_arr(w);
-    for (int64_t i = 0; i < (int64_t)(token.n / 4); i++)
-        tw_jw_int(w, i32(token, i));
-    tw_jw_arr_end(w);
-    tw_jw_key(w, "logprobs");
-    floats(w, field(q, 3).s);
-    tw_jw_obj_end(w);
-}
-
 /* Rows of [id, logprob]; null where a row has none. */
 static int topk(struct tw_jw *w, struct tw_str msg)
 {
@@ -150,6 +133,27 @@ static int topk(struct tw_jw *w, struct tw_str msg)
     }
     tw_jw_arr_end(w);
     return 0;
+}
+
+static void sequence(struct tw_jw *w, struct tw_str q)
+{
+    struct tw_str token = field(q, 2).s, top = field(q, 4).s;
+
+    tw_jw_obj(w);
+    tw_jw_key(w, "stop_reason");
+    tw_jw_cstr(w, field(q, 1).v ? "length" : "stop");
+    tw_jw_key(w, "tokens");
+    tw_jw_arr(w);
+    for (int64_t i = 0; i < (int64_t)(token.n / 4); i++)
+        tw_jw_int(w, i32(token, i));
+    tw_jw_arr_end(w);
+    tw_jw_key(w, "logprobs");
+    floats(w, field(q, 3).s);
+    if (top.n) {
+        tw_jw_key(w, "topk_sampled_logprobs");
+        topk(w, top);
+    }
+    tw_jw_obj_end(w);
 }
 
 static int sample_json(struct tw_jw *w, struct tw_str proto)

@@ -99,13 +99,15 @@ struct tw_sample_args {
     const int32_t *prompt;
     int64_t nprompt, n, max_tokens;
     struct tw_sampling sampling;
-    uint64_t seed;
+    uint64_t seed, stream;      /* stream: tells prompts of one seed apart */
     bool seeded;                /* by the client; else the caller may set a seed */
     const char *const *stop;
     int64_t nstop;
     const int32_t *stop_token;
     int64_t nstop_token;
-    bool no_stop;               /* not even the model's end tokens */
+    bool no_stop;               /* the model's end tokens do not stop */
+    bool penalty_prompt;        /* penalties count the prompt's tokens, too */
+    float prompt_temp;          /* of prompt_logprobs; 0: 1 */
     bool prompt_logprobs;
     int64_t last_n;             /* of the prompt to be scored; -1: all */
     int64_t top_prompt, top_sample, alt;    /* k; 0: none */
