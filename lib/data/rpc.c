@@ -213,9 +213,9 @@ static const char *detail(struct tw_call *c)
     return "";
 }
 
-static void fail(struct tw_call *c, const char *text)
+static void fail(struct tw_call *c, int code, const char *text)
 {
-    tw_fail(&c->err, c->r->name, 0, "%s", text);
+    tw_fail_code(&c->err, code, c->r->name, 0, "%s", text);
     c->done = true;
 }
 
@@ -227,7 +227,7 @@ static void absent(struct tw_call *c, const char *why)
 
     r->away = r->away > 0 ? r->away : now;
     if (now - r->away > limit) {
-        fail(c, tw_arena_printf(&c->arena, "the server does not answer: %s", why));
+        fail(c, TW_ENETWORK, tw_arena_printf(&c->arena, "the server does not answer: %s", why));
         return;
     }
     if (r->heard && !r->told && now - r->away > 2) {
@@ -244,24 +244,24 @@ static void refused(struct tw_call *c, int status)
     const char *what = detail(c), *key = getenv("TW_API_KEY");
 
     if (status == 401)
-        fail(c, key && *key ? "the server does not know the key in TW_API_KEY" :
+        fail(c, TW_EDENIED, key && *key ? "the server does not know the key in TW_API_KEY" :
                 "the server wants a key: put it into TW_API_KEY");
     else
-        fail(c, *what ? what : tw_arena_printf(&c->arena, "status %d from %s %s", status, c->method, c->path));
+        fail(c, status == 400 ? TW_EFAIL : status == 403 ? TW_EDENIED : TW_ENOTFOUND, *what ? what : tw_arena_printf(&c->arena, "status %d from %s %s", status, c->method, c->path));
 }
 
 /* A whole answer with a body that may be used. */
 static void take(struct tw_call *c)
 {
-    struct tw_str id = { 0 }, text = { 0 };
+    struct tw_str id = { 0 }, text = { 0 }, kind = { 0 };
     const struct tw_json *j = NULL;
     struct tw_err bad = { 0 };
 
     if (c->got.n && !(j = tw_json_parse(&c->arena, tw_buf_str(&c->got), &bad))) {
-        fail(c, tw_arena_printf(&c->arena, "the answer is no JSON: %s", bad.msg));
+        fail(c, TW_ECORRUPT, tw_arena_printf(&c->arena, "the answer is no JSON: %s", bad.msg));
     } else if (c->late && !c->future) {
         if (!j || j->type != TW_JOBJ || tw_json_get_str(j, "request_id", &id, NULL) < 1) {
-            fail(c, "the answer names no request_id");
+            fail(c, TW_ECORRUPT, "the answer names no request_id");
             return;
         }
         c->future = tw_xstrndup(id.p, id.n);
@@ -272,7 +272,9 @@ static void take(struct tw_call *c)
         again(c, 0);
     } else if (c->future && j && j->type == TW_JOBJ && tw_json_has(j, "error")) {
         tw_json_get_str(j, "error", &text, NULL);
-        fail(c, tw_arena_printf(&c->arena, "%.*s", (int)(text.n < 1400 ? text.n : 1400), text.n ? text.p : ""));
+        tw_json_get_str(j, "category", &kind, NULL);
+        fail(c, tw_str_is(kind, "user") ? TW_EFAIL : TW_ENETWORK, tw_arena_printf(&c->arena, "%.*s",
+                (int)(text.n < 1400 ? text.n : 1400), text.n ? text.p : ""));
     } else {
         c->json = j;
         c->done = true;
@@ -295,7 +297,7 @@ static void finished(struct tw_call *c, CURLcode code)
     curl_multi_remove_handle(r->multi, c->curl);
     c->busy = false;
     if (code != CURLE_OK && (hopeless || (c->fp && ferror(c->fp)))) {
-        fail(c, c->fp && ferror(c->fp) ? "what came cannot be written" : curl_easy_strerror(code));
+        fail(c, TW_ENETWORK, c->fp && ferror(c->fp) ? "what came cannot be written" : curl_easy_strerror(code));
         return;
     }
     if (code != CURLE_OK || status >= 500) {

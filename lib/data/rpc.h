@@ -33,8 +33,8 @@ struct tw_call *tw_rpc_send(struct tw_rpc *r, const char *method, const char *pa
 /* Sends what waits, takes what comes; sleeps up to MS milliseconds when nothing does. */
 void tw_rpc_turn(struct tw_rpc *r, int ms);
 bool tw_call_done(const struct tw_call *c);
-/* Turns until C is answered. *OUT (may be NULL) lives as long as C; NULL for an empty answer. -1: the
- * server refused, or could not be reached for minutes. */
+/* Turns until C is answered. *OUT (may be NULL) lives as long as C; NULL for an empty answer. -1: what
+ * was asked is wrong (TW_EFAIL), or the server refused for another reason, or was away for minutes. */
 int tw_call_wait(struct tw_call *c, const struct tw_json **out, struct tw_err *err);
 /* Its future is of no use any more: says so to the server, and does not wait. */
 void tw_call_cancel(struct tw_call *c);

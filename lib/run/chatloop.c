@@ -73,12 +73,12 @@ static int answer(struct talk *t, struct tw_err *err)
     g.done = ended;
     t->ended = false;
     interrupted = 0;
-    tw_sampler_add(t->s->sampler, &g);
+    t->s->source->add(t->s, &g, t->s->nadapter == 1 ? &t->s->adapter[0].from : &t->s->base);
     while (!t->ended && more >= 0) {
         if (interrupted)
-            tw_sampler_abort(t->s->sampler, &g);
+            t->s->source->abort(t->s, &g);
         else
-            more = tw_sampler_step(t->s->sampler, err);
+            more = t->s->source->step(t->s, err);
     }
     if (more < 0)
         goto out;

@@ -132,6 +132,7 @@ static int find_model(struct tw_far *f, const char *model, const struct tw_tok *
         if (!same_name(model, name))
             continue;
         f->base = text_of(name);
+        tw_json_get_int(&list->item[i], "max_context_length", &f->window, NULL);
         ret = compare(&list->item[i], tok, server, err);
     }
     if (!f->base)

@@ -19,7 +19,8 @@ void tw_far_path_free(struct tw_far_path *p);
 struct tw_far {
     struct tw_rpc *rpc;
     char *session;
-    char *base;                 /* the name that the server has for the model */
+    char *base;                 /* the name that the server has for the model, */
+    int64_t window;             /* and its tokens; 0: not known */
     int64_t nmodel, nsampler;   /* made so far */
     int (*go_on)(void *arg, struct tw_err *err);        /* asked while results are waited for; NULL */
     void *arg;

@@ -7,33 +7,44 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+static void let_go(struct tw_follow *f, struct tw_from *from)
+{
+    if (from)
+        f->s->source->forget(f->s, from);
+    free(from);
+}
+
 static void drop_unused(struct tw_follow *f)
 {
     for (int i = 0; i + 1 < f->nheld; i++)
         if (!f->held[i].users) {
-            if (f->held[i].adapter) {
-                tw_sampler_forget(f->s->sampler, f->held[i].adapter);
-                tw_adapter_close(f->held[i].adapter);
-            }
+            let_go(f, f->held[i].from);
             memmove(&f->held[i], &f->held[i + 1], (f->nheld - i - 1) * sizeof(*f->held));
             f->nheld--;
             i--;
         }
 }
 
-static void hold(struct tw_follow *f, struct tw_adapter *a)
+static void hold(struct tw_follow *f, struct tw_from *from)
 {
     f->held = tw_xreallocarray(f->held, f->nheld + 1, sizeof(*f->held));
-    f->held[f->nheld++] = (struct tw_held){ .adapter = a, .step = f->p.step };
+    f->held[f->nheld++] = (struct tw_held){ .from = from, .step = f->p.step };
     drop_unused(f);
+}
+
+static bool holds(const char *dir, const char *name)
+{
+    char *path = tw_path_join(dir, name);
+    bool yes = tw_is_file(path);
+
+    free(path);
+    return yes;
 }
 
 /* Takes over what policy.json names: 1 done, 0 whole weights that must wait until nothing is in flight. */
 static int take_over(struct tw_follow *f, int64_t in_flight, struct tw_err *err)
 {
-    struct tw_adapter *a;
-    char *config;
-    bool lora;
+    struct tw_from *from;
 
     if (f->loaded && f->p.path && !strcmp(f->loaded, f->p.path))
         return 1;
@@ -42,17 +53,17 @@ static int take_over(struct tw_follow *f, int64_t in_flight, struct tw_err *err)
             hold(f, NULL);
         return 1;
     }
-    config = tw_path_join(f->p.path, "adapter_config.json");
-    lora = tw_is_file(config);
-    free(config);
-    if (lora) {
-        if (!(a = tw_adapter_open(f->s->model, f->p.path, false, err)))
+    if (holds(f->p.path, "adapter_config.json") || holds(f->p.path, "trainer/server.json")) {
+        from = tw_xcalloc(1, sizeof *from);
+        if (f->s->source->from(f->s, f->p.path, from, err)) {
+            free(from);
             return -1;
-        hold(f, a);
+        }
+        hold(f, from);
     } else {
         if (in_flight)
             return 0;
-        if (tw_session_reload(f->s, f->p.path, err))
+        if (f->s->source->reload(f->s, f->p.path, err))
             return -1;
         hold(f, NULL);
     }
@@ -100,19 +111,19 @@ int tw_follow_admit(struct tw_follow *f, int64_t in_flight, struct tw_err *err)
     return take_over(f, in_flight, err);
 }
 
-void tw_follow_take(struct tw_follow *f, struct tw_gen *g, int64_t *step)
+struct tw_from *tw_follow_take(struct tw_follow *f, int64_t *step)
 {
     struct tw_held *h = &f->held[f->nheld - 1];
 
-    g->adapter = h->adapter;
     *step = h->step;
     h->users++;
+    return h->from ? h->from : &f->s->base;
 }
 
-void tw_follow_release(struct tw_follow *f, const struct tw_gen *g)
+void tw_follow_release(struct tw_follow *f, const struct tw_from *from)
 {
     for (int i = 0; i < f->nheld; i++)
-        if (f->held[i].adapter == g->adapter && f->held[i].users) {
+        if ((f->held[i].from ? f->held[i].from : &f->s->base) == from && f->held[i].users) {
             f->held[i].users--;
             break;
         }
@@ -146,8 +157,7 @@ int tw_follow_report(struct tw_follow *f, bool done, struct tw_err *err)
 void tw_follow_close(struct tw_follow *f)
 {
     for (int i = 0; i < f->nheld; i++)
-        if (f->held[i].adapter)
-            tw_adapter_close(f->held[i].adapter);
+        let_go(f, f->held[i].from);
     free(f->held);
     free(f->loaded);
     tw_policy_close(&f->p);

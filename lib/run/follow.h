@@ -11,7 +11,7 @@ struct tw_follow {
     int64_t lag, n;             /* --max-lag; samples of a prompt */
     int64_t emitted;            /* rollouts handed out, those of earlier runs included */
     struct tw_held {
-        struct tw_adapter *adapter; /* NULL: the session's own model */
+        struct tw_from *from;       /* NULL: the session's own model */
         int64_t step;
         int64_t users;          /* prompts in flight */
     } *held;                    /* the last one is the newest */
@@ -26,8 +26,8 @@ int tw_follow_open(struct tw_follow *f, struct tw_session *s, const char *run, i
  * no more; -1 an error. Takes over weights that were published meanwhile. */
 int tw_follow_admit(struct tw_follow *f, int64_t in_flight, struct tw_err *err);
 /* The weights of a prompt that starts now, and their end of use. */
-void tw_follow_take(struct tw_follow *f, struct tw_gen *g, int64_t *step);
-void tw_follow_release(struct tw_follow *f, const struct tw_gen *g);
+struct tw_from *tw_follow_take(struct tw_follow *f, int64_t *step);
+void tw_follow_release(struct tw_follow *f, const struct tw_from *from);
 /* Are the others of the pipe still there? Looks now and then, and is cheap to ask. */
 int tw_follow_watch(struct tw_follow *f, struct tw_err *err);
 /* The error of a write that nobody reads: which stage is gone. */

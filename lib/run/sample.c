@@ -15,7 +15,8 @@ struct item {                   /* a record on its way */
     struct tw_arena arena;
     const struct tw_json *rec;
     struct tw_tokens prompt;
-    const char *adapter;        /* its name; NULL: the base */
+    struct tw_from *from;       /* what it is sampled from, */
+    const char *adapter;        /* and its name; NULL: the base */
     int64_t step;               /* of the policy that it is sampled from */
     const char *file;
     int64_t line, group;
@@ -172,7 +173,8 @@ static int write_prompt_logprobs(struct tw_jw *w, const struct item *it, struct 
     const struct tw_gen *g = &it->gen;
     float temp = g->sampling.temperature > 0 ? (float)g->sampling.temperature : 1;
     float *logp = tw_xcalloc(g->nprompt, sizeof(*logp));
-    int ret = tw_score_tokens(it->f->s->model, g->adapter, g->prompt, g->nprompt, temp, logp, err);
+    struct tw_scoring q = { .token = g->prompt, .n = g->nprompt, .from = it->from, .logp = logp };
+    int ret = it->f->s->source->score(it->f->s, &q, 1, temp, err);
 
     if (!ret) {
         tw_jw_key(w, "prompt_logprobs");
@@ -257,7 +259,7 @@ static int item_write(struct flow *f, struct item *it, struct tw_err *err)
     if (!f->follow)
         return 0;
     f->follow->emitted += it->gen.n;
-    tw_follow_release(f->follow, &it->gen);
+    tw_follow_release(f->follow, it->from);
     return tw_follow_report(f->follow, false, err);
 }
 
@@ -306,14 +308,14 @@ static int item_add(struct flow *f, const struct tw_rec *rec, int64_t group, str
     it->gen.stream = tw_hash64(&group, sizeof(group), 0);
     text = tw_arena_str(&it->arena, rec->text);
     it->rec = tw_json_parse(&it->arena, text, err);
-    if (!it->rec || tw_record_adapter(f->s, it->rec, &it->gen.adapter, &it->adapter, err)
+    if (!it->rec || tw_record_adapter(f->s, it->rec, &it->from, &it->adapter, err)
             || tw_chat_prompt(f->s->chat, &it->arena, it->rec, &it->prompt, err)) {
         tw_err_place(err, rec->file, rec->line);
         item_free(it);
         return -1;
     }
     if (f->follow)
-        tw_follow_take(f->follow, &it->gen, &it->step);
+        it->from = tw_follow_take(f->follow, &it->step);
     it->gen.prompt = it->prompt.token;
     it->gen.nprompt = it->prompt.n;
     if (f->tail)
@@ -322,7 +324,7 @@ static int item_add(struct flow *f, const struct tw_rec *rec, int64_t group, str
         f->head = it;
     f->tail = it;
     f->held++;
-    tw_sampler_add(f->s->sampler, &it->gen);
+    f->s->source->add(f->s, &it->gen, it->from);
     return 0;
 }
 
@@ -363,9 +365,9 @@ static int flow_in(struct flow *f, struct tw_jsonl *in, int64_t skip, struct tw_
     struct tw_rec rec;
     int got;
 
-    while (f->held < 4 * max && tw_sampler_load(f->s->sampler) < 2 * max) {
+    while (f->held < 4 * max && f->s->source->load(f->s) < 2 * max) {
         /* whoever writes the records may wait for an answer, or be slow: no sample waits for that */
-        if (tw_sampler_load(f->s->sampler) && !tw_jsonl_ready(in))
+        if (f->s->source->load(f->s) && !tw_jsonl_ready(in))
             return 0;
         if (f->follow && (got = tw_follow_admit(f->follow, f->held * f->s->o->n, err)) != 1)
             return got < 0 ? -1 : got == 2;
@@ -391,7 +393,7 @@ static int flow_run(struct flow *f, struct tw_jsonl *in, int64_t skip, struct tw
             return -1;
         if (f->follow && tw_follow_watch(f->follow, err))
             return -1;
-        if ((more = tw_sampler_step(f->s->sampler, err)) < 0 || flow_out(f, err))
+        if ((more = f->s->source->step(f->s, err)) < 0 || flow_out(f, err))
             return -1;
         tw_progress_at(&prog, f->tally.out, NULL);
         if (!more && end && !f->head)

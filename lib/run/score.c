@@ -9,7 +9,8 @@ enum { BATCH_TOKENS = 2048, BATCH_RECORDS = 64 };
 struct scored {                 /* a record of the batch; all of it lives in the batch's arena */
     const struct tw_json *rec;
     struct tw_tokens t;
-    struct tw_adapter *adapter;
+    struct tw_from *from;
+    float *logp;
 };
 
 struct score {
@@ -23,38 +24,7 @@ struct score {
     struct tw_buf line;
 };
 
-/* Rows for every token but the first of each sequence; their order is that of (s, at). */
-static struct tw_row *rows_of(const struct tw_seq *seq, int64_t nseq, float temp, int64_t *n)
-{
-    struct tw_row *row;
-    int64_t total = 0, k = 0;
-
-    for (int64_t i = 0; i < nseq; i++)
-        total += seq[i].n;
-    row = tw_xcalloc(total ? total : 1, sizeof(*row));
-    for (int64_t i = 0; i < nseq; i++)
-        for (int64_t t = 1; t < seq[i].n; t++)
-            row[k++] = (struct tw_row){ .s = i, .at = t - 1, .target = seq[i].token[t], .temp = temp };
-    *n = k;
-    return row;
-}
-
-int tw_score_tokens(struct tw_model *m, struct tw_adapter *a, const int32_t *token, int64_t n,
-        float temp, float *logp, struct tw_err *err)
-{
-    struct tw_seq seq = { .token = token, .n = n, .adapter = a };
-    int64_t nrow;
-    struct tw_row *row = rows_of(&seq, 1, temp, &nrow);
-    int ret = nrow ? tw_model_run(m, &seq, 1, row, nrow, 0, NULL, NULL, err) : 0;
-
-    for (int64_t i = 0; i < nrow && !ret; i++)
-        logp[i + 1] = row[i].logp;
-    free(row);
-    return ret;
-}
-
-static int write_scored(struct score *sc, const struct scored *r, const struct tw_row *row,
-        struct tw_err *err)
+static int write_scored(struct score *sc, const struct scored *r, struct tw_err *err)
 {
     struct tw_jw w;
 
@@ -72,13 +42,7 @@ static int write_scored(struct score *sc, const struct scored *r, const struct t
         tw_jw_int(&w, r->t.token[i]);
     tw_jw_arr_end(&w);
     tw_jw_key(&w, "logprobs");
-    tw_jw_arr(&w);
-    for (int64_t i = 0; i < r->t.n; i++)
-        if (i)
-            tw_jw_f32(&w, row[i - 1].logp);
-        else
-            tw_jw_null(&w);
-    tw_jw_arr_end(&w);
+    tw_write_logprobs(&w, r->logp, r->t.n, true);
     tw_jw_obj_end(&w);
     tw_buf_putc(&sc->line, '\n');
     if (fwrite(sc->line.p, 1, sc->line.n, sc->out.fp) != sc->line.n)
@@ -91,21 +55,18 @@ static int write_scored(struct score *sc, const struct scored *r, const struct t
 static int flush(struct score *sc, struct tw_err *err)
 {
     double t = sc->s->o->temperature;
-    struct tw_seq seq[BATCH_RECORDS];
-    struct tw_row *row;
-    int64_t nrow, at = 0;
+    struct tw_scoring q[BATCH_RECORDS];
     int ret;
 
-    for (int i = 0; i < sc->n; i++)
-        seq[i] = (struct tw_seq){ .token = sc->rec[i].t.token, .n = sc->rec[i].t.n,
-            .adapter = sc->rec[i].adapter };
-    row = rows_of(seq, sc->n, t > 0 ? (float)t : 1, &nrow);
-    ret = nrow ? tw_model_run(sc->s->model, seq, sc->n, row, nrow, 0, NULL, NULL, err) : 0;
-    for (int i = 0; i < sc->n && !ret; i++) {
-        ret = write_scored(sc, &sc->rec[i], row + at, err);
-        at += sc->rec[i].t.n - 1;
+    for (int i = 0; i < sc->n; i++) {
+        struct scored *r = &sc->rec[i];
+
+        r->logp = tw_arena_alloc(&sc->arena, (size_t)r->t.n * sizeof *r->logp);
+        q[i] = (struct tw_scoring){ .token = r->t.token, .n = r->t.n, .from = r->from, .logp = r->logp };
     }
-    free(row);
+    ret = sc->s->source->score(sc->s, q, sc->n, t > 0 ? (float)t : 1, err);
+    for (int i = 0; i < sc->n && !ret; i++)
+        ret = write_scored(sc, &sc->rec[i], err);
     sc->n = 0;
     sc->tokens = 0;
     tw_arena_reset(&sc->arena);
@@ -123,7 +84,7 @@ static int add(struct score *sc, const struct tw_rec *in, struct tw_err *err)
 
     *r = (struct scored){ 0 };
     r->rec = tw_json_parse(&sc->arena, tw_arena_str(&sc->arena, in->text), err);
-    if (!r->rec || tw_record_adapter(sc->s, r->rec, &r->adapter, &name, err)
+    if (!r->rec || tw_record_adapter(sc->s, r->rec, &r->from, &name, err)
             || tw_chat_encode(sc->s->chat, &sc->arena, r->rec, &sample, err))
         return -1;
     if (sample.nseq != 1)

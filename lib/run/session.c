@@ -2,6 +2,7 @@
 #include "base/io.h"
 #include "base/log.h"
 #include "data/hub.h"
+#include "data/rpc.h"
 #include "run/sample.h"
 #include <errno.h>
 #include <stdlib.h>
@@ -97,73 +98,18 @@ static int stops(struct tw_session *s, struct tw_err *err)
     return 0;
 }
 
-/* An adapter's checkpoint holds what it was trained with; the model's own files are used. */
-static void compare_files(const struct tw_session *s, const char *name, const char *dir)
-{
-    static const char *const files[] = { "tokenizer.json", "chat_template.jinja",
-        "generation_config.json" };
-
-    for (size_t i = 0; i < sizeof(files) / sizeof(*files); i++) {
-        char *theirs = tw_path_join(dir, files[i]), *ours = tw_path_join(s->dir, files[i]);
-        struct tw_map a, b;
-
-        if (tw_is_file(theirs) && tw_is_file(ours) && !tw_map_open(&a, theirs, NULL)) {
-            if (!tw_map_open(&b, ours, NULL)) {
-                if (a.n != b.n || (a.n && memcmp(a.p, b.p, a.n)))
-                    tw_notice("adapter %s was trained with another %s than that of %s, which is "
-                            "used", name, files[i], s->dir);
-                tw_map_close(&b);
-            }
-            tw_map_close(&a);
-        }
-        free(theirs);
-        free(ours);
-    }
-}
-
 static int adapters(struct tw_session *s, struct tw_err *err)
 {
     const struct tw_list *list = &s->o->adapter;
 
     s->adapter = tw_xcalloc(list->n + 1, sizeof(*s->adapter));
     for (int i = 0; i < list->n; i++) {
-        char *dir = tw_adapter_dir(list->v[i], err);
-
-        if (!dir)
-            return -1;
         s->adapter[i].name = list->v[i];
-        s->adapter[i].adapter = tw_adapter_open(s->model, dir, false, err);
-        if (s->adapter[i].adapter)
-            compare_files(s, list->v[i], dir);
-        free(dir);
-        if (!s->adapter[i].adapter)
+        if (s->source->from(s, list->v[i], &s->adapter[i].from, err))
             return -1;
         s->nadapter++;
     }
     return 0;
-}
-
-static int load_model(struct tw_session *s, const char *dir, struct tw_err *err)
-{
-    struct tw_model_opts o = { .dtype = s->o->dtype ? TW_BF16 : TW_F32 };
-
-    s->model = tw_model_open(dir, s->dev, &o, err);
-    if (!s->model)
-        return -1;
-    if (s->o->routed_experts && !tw_model_info(s->model)->routers)
-        return tw_fail_code(err, TW_EMISUSE, "--routed-experts", 0, "a model of family %s has none",
-                tw_model_info(s->model)->family);
-    tw_model_record_experts(s->model, s->o->routed_experts);
-    return 0;
-}
-
-static int open_sampler(struct tw_session *s, struct tw_err *err)
-{
-    struct tw_sampler_opts o = { .max_batch = s->o->max_batch, .window = s->o->max_model_len,
-        .cache_tokens = s->o->prefix_cache };
-
-    s->sampler = tw_sampler_open(s->model, s->tok, s->end, s->nend, &o, err);
-    return s->sampler ? 0 : -1;
 }
 
 /* For --verbose: what ends a reply, and what the adapters touch. */
@@ -187,8 +133,10 @@ static void describe(const struct tw_session *s)
             tw_model_info(s->model)->max_positions), b.n ? b.p : "no token",
             s->o->ignore_eos ? ", which --ignore-eos passes" : "");
     for (int i = 0; i < s->nadapter; i++) {
+        if (!s->adapter[i].from.adapter)
+            continue;
         tw_buf_clear(&b);
-        tw_adapter_describe(s->adapter[i].adapter, &b);
+        tw_adapter_describe(s->adapter[i].from.adapter, &b);
         tw_info("adapter %s: %s", s->adapter[i].name, b.p);
     }
     tw_buf_free(&b);
@@ -200,34 +148,23 @@ int tw_session_open(struct tw_session *s, const struct tw_sample_opts *o, struct
         .thinking = (enum tw_tri)(o->thinking - 1), .control = o->control ? TW_ON : TW_AUTO,
         .system = o->system, .args = (const char *const *)o->template_arg.v,
         .nargs = o->template_arg.n };
-    *s = (struct tw_session){ .o = o };
+    *s = (struct tw_session){ .o = o, .source = tw_rpc_server() ? &tw_source_remote : &tw_source_local };
     if (!(s->dir = tw_model_dir(o->model, err))
             || !(s->chat = tw_chat_open(s->dir, o->template_file, &co, err))
-            || !(s->dev = tw_dev_open(o->device, (int)o->threads, err))
-            || load_model(s, s->dir, err))
+            || (s->tok = tw_chat_tok(s->chat), s->source->open(s, err)))
         return -1;
-    s->tok = tw_chat_tok(s->chat);
     if (adapters(s, err) || tw_end_tokens(s->dir, s->tok, &s->end, &s->nend, err) || stops(s, err))
         return -1;
     describe(s);
-    return open_sampler(s, err);
+    return s->source->ready(s, err);
 }
 
-int tw_session_reload(struct tw_session *s, const char *dir, struct tw_err *err)
-{
-    tw_sampler_close(s->sampler);
-    s->sampler = NULL;
-    tw_model_close(s->model);
-    s->model = NULL;
-    return load_model(s, dir, err) || open_sampler(s, err) ? -1 : 0;
-}
-
-int tw_record_adapter(const struct tw_session *s, const struct tw_json *rec, struct tw_adapter **a,
+int tw_record_adapter(struct tw_session *s, const struct tw_json *rec, struct tw_from **from,
         const char **name, struct tw_err *err)
 {
     struct tw_str want = { 0 };
 
-    *a = NULL;
+    *from = &s->base;
     *name = NULL;
     if (tw_json_has(rec, "adapter") && !tw_json_get(rec, "adapter"))
         return 0;
@@ -238,7 +175,7 @@ int tw_record_adapter(const struct tw_session *s, const struct tw_json *rec, str
                 s->nadapter);
     for (int i = 0; i < s->nadapter; i++)
         if (!want.p || tw_str_is(want, s->adapter[i].name)) {
-            *a = s->adapter[i].adapter;
+            *from = &s->adapter[i].from;
             *name = s->adapter[i].name;
             return 0;
         }
@@ -254,8 +191,7 @@ void tw_session_gen(const struct tw_session *s, struct tw_gen *g)
     *g = (struct tw_gen){ .n = o->n, .seed = (uint64_t)o->seed, .max_tokens = o->max_tokens,
         .stop = s->stop, .nstop = s->nstop, .stop_token = s->stop_token,
         .nstop_token = s->nstop_token, .ignore_eos = o->ignore_eos,
-        .penalty_prompt = o->penalty_prompt, .top_logprobs = o->logprobs,
-        .adapter = s->nadapter == 1 ? s->adapter[0].adapter : NULL };
+        .penalty_prompt = o->penalty_prompt, .top_logprobs = o->logprobs };
     g->sampling = (struct tw_sampling){ .temperature = o->temperature, .top_k = o->top_k,
         .top_p = o->top_p, .min_p = o->min_p, .repetition = o->repetition,
         .presence = o->presence, .frequency = o->frequency };
@@ -263,14 +199,14 @@ void tw_session_gen(const struct tw_session *s, struct tw_gen *g)
 
 void tw_session_close(struct tw_session *s)
 {
-    tw_sampler_close(s->sampler);
-    for (int i = 0; i < s->nadapter; i++)
-        tw_adapter_close(s->adapter[i].adapter);
+    if (s->source)
+        s->source->close(s);
     free(s->adapter);
     free(s->end);
     free(s->stop);
     free(s->stop_token);
     tw_model_close(s->model);
+    tw_dev_close(s->count_dev);
     tw_dev_close(s->dev);
     tw_chat_close(s->chat);
     free(s->dir);
