@@ -43,9 +43,9 @@ static const struct tw_opt table[] = {
     { "schedule", 0, TW_OSTR(OPTS, schedule), "constant|linear|cosine,warmup=N",
       "constant", "the learning rate over the steps" },
     { "optimizer", 0, TW_OSTR(OPTS, optimizer), "NAME,k=v", "adamw",
-      "adamw,beta1=0.9,beta2=0.999,eps=1e-8; "
-      "muon,momentum=0.95,nesterov=on,steps=5,scale=rms|original|spectral, with AdamW's settings "
-      "for what is no matrix of the layers; or sgd,momentum=0" },
+      "adamw with beta1=0.9, beta2=0.999, eps=1e-8 and states=f32|bf16|8bit; "
+      "muon with momentum=0.95, nesterov=on, steps=5, scale=rms|original|spectral, and AdamW's "
+      "settings for what is no matrix of the layers; or sgd with momentum=0" },
     { "weight-decay", 0, TW_ONUM(OPTS, weight_decay, 0, 1e3), "X", "0.01",
       "decoupled weight decay" },
     { "decay-on", 0, TW_OENUM(OPTS, decay_on), TW_TRAIN_DECAY_ON, "matrices",

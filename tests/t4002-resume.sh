@@ -33,9 +33,10 @@ test_case 'of an adapter with dropout, cut after each step' '
 	    test_equal "$(values lr <"whole/metrics.jsonl")" "$(values lr <r/metrics.jsonl)"
 	done
 '
-test_case 'of all weights, f32 and bf16, adamw, sgd and muon' '
+test_case 'of all weights, f32 and bf16, adamw, its moments in fewer bits, sgd and muon' '
 	for o in "--dtype f32" "--dtype bf16" "--optimizer sgd,momentum=0.9" "--optimizer sgd" "--optimizer muon" \
-	    "--optimizer muon --dtype bf16"; do
+	    "--optimizer muon --dtype bf16" "--optimizer adamw,states=8bit" \
+	    "--optimizer adamw,states=bf16 --dtype bf16"; do
 	    rm -rf whole
 	    train whole $o $OPTS
 	    for at in 1 3 7; do

@@ -19,6 +19,8 @@ void tw_optim_close(struct tw_optim *o)
     free(o->gspan);
     free(o->m);
     free(o->v);
+    free(o->ms);
+    free(o->vs);
     free(o);
 }
 
@@ -33,7 +35,7 @@ static bool follows(const struct tw_optim *o, int64_t i)
     const struct tw_param *a = &o->params->p[i - 1], *b = a + 1;
     size_t step = tw_dev_round((size_t)a->n * sizeof(float)), half = step;
 
-    if (!tw_optim_flat(&o->opts, a) || !tw_optim_flat(&o->opts, b))
+    if (!tw_optim_flat(&o->opts, a) || !tw_optim_flat(&o->opts, b) || o->opts.states)
         return false;
     if (!a->w.low != !b->w.low || (char *)b->g != (char *)a->g + step || decays(o, a) != decays(o, b))
         return false;
@@ -78,20 +80,38 @@ static void find_gradient_spans(struct tw_optim *o)
 }
 
 /* Moment K of all that have one. */
-static void moments(struct tw_optim *o, int k, float **list)
+static void moments(struct tw_optim *o, int k, void **list, float **scale)
 {
     for (int64_t i = 0; i < o->params->n; i++) {
         const struct tw_param *p = &o->params->p[i];
+        size_t scales, bytes = tw_optim_moment(&o->opts, p, &scales);
 
-        if (tw_optim_moments(&o->opts, p) > k)
-            list[i] = tw_mem_take(&o->mem, (size_t)p->n * sizeof(float));
+        if (tw_optim_moments(&o->opts, p) <= k)
+            continue;
+        list[i] = tw_mem_take(&o->mem, bytes);
+        if (scales)
+            scale[i] = tw_mem_take(&o->mem, scales);
     }
+}
+
+struct tw_small tw_optim_small(const struct tw_optim *o, int64_t i)
+{
+    size_t at = o->opts.states ? (size_t)((char *)o->m[i] - o->mem.p) : 0;
+
+    return (struct tw_small){ .kind = o->opts.states, .m = o->m[i], .v = o->v[i], .ms = o->ms[i],
+        .vs = o->vs[i], .at = o->opts.states == TW_SMALL_BF16 ? at / 2 : at,
+        .step = (uint64_t)o->updates };
 }
 
 static bool able(const struct tw_ops *ops, const struct tw_optim_opts *o, struct tw_err *err)
 {
     if (o->kind == TW_MUON && (!ops->optim || !ops->optim->muon)) {
         tw_fail(err, "--optimizer", 0, "muon is not made for device %s: use --device cpu", ops->name);
+        return false;
+    }
+    if (o->states && (!ops->optim || !ops->optim->adamw_small)) {
+        tw_fail(err, "--optimizer", 0, "states: device %s keeps moments in f32: use that, or --device cpu",
+                ops->name);
         return false;
     }
     return true;
@@ -109,14 +129,16 @@ struct tw_optim *tw_optim_open(struct tw_dev *dev, const struct tw_params *param
     o->opts = *opts;
     o->m = tw_xcalloc((size_t)params->n, sizeof *o->m);
     o->v = tw_xcalloc((size_t)params->n, sizeof *o->v);
+    o->ms = tw_xcalloc((size_t)params->n, sizeof *o->ms);
+    o->vs = tw_xcalloc((size_t)params->n, sizeof *o->vs);
     if (!able(ops, opts, err) || !(o->sum = ops->alloc(dev, sizeof *o->sum, err)) ||
             !(o->scale = ops->alloc(dev, sizeof *o->scale, err)))
         goto fail;
     o->mem.n = tw_optim_room(opts, dev, params, NULL);
     if (tw_mem_alloc(&o->mem, dev, "the optimizer", err))
         goto fail;
-    moments(o, 0, o->m);
-    moments(o, 1, o->v);
+    moments(o, 0, o->m, o->ms);
+    moments(o, 1, o->v, o->vs);
     find_spans(o);
     find_gradient_spans(o);
     return o;
@@ -241,9 +263,12 @@ static void update(struct tw_optim *o, const struct tw_optim_span *s, double lr)
     const struct tw_param *p = &o->params->p[s->i];
     struct tw_adamw a = settings(o, p, lr);
     float *m = o->m[s->i], *v = o->v[s->i], momentum = (float)o->opts.momentum;
+    struct tw_small small = tw_optim_small(o, s->i);
 
     if (!tw_optim_flat(&o->opts, p))
         update_matrix(o, p, m, lr, (double)a.decay);
+    else if (o->opts.states)
+        ops->optim->adamw_small(o->dev, p->w.data, p->w.low, p->g, &small, s->n, &a, o->scale);
     else if (o->opts.kind == TW_SGD && p->w.low)
         ops->sgd_split(o->dev, p->w.data, p->w.low, p->g, m, s->n, a.lr, momentum, a.decay, o->scale);
     else if (o->opts.kind == TW_SGD)
@@ -288,7 +313,8 @@ static bool plain(const struct tw_optim *o)
 {
     const struct tw_optim_ops *ops = tw_ops(o->dev)->optim;
 
-    if (!ops || !ops->adamw_steps || o->opts.kind != TW_ADAMW || o->nspan != 1 || o->ngspan != 1)
+    if (!ops || !ops->adamw_steps || o->opts.kind != TW_ADAMW || o->opts.states ||
+            o->nspan != 1 || o->ngspan != 1)
         return false;
     for (int64_t i = 0; i < o->params->n; i++)
         if (o->params->p[i].low || o->params->p[i].w.low || o->params->p[i].g2)

@@ -13,6 +13,7 @@ enum tw_muon_scale { TW_MUON_RMS, TW_MUON_ORIGINAL, TW_MUON_SPECTRAL };
 struct tw_optim_opts {
     enum tw_optim_kind kind;        /* TW_MUON is AdamW for what is not `inner` */
     double beta1, beta2, eps;       /* adamw */
+    enum tw_small_kind states;      /* adamw: what moments are kept in */
     double momentum;                /* sgd, where 0 keeps no moments; muon */
     bool nesterov;                  /* muon, as the next two */
     int64_t steps;
@@ -20,13 +21,15 @@ struct tw_optim_opts {
     double decay;                   /* decoupled: w -= lr * decay * w */
     bool decay_all;                 /* also norms and biases; else matrices only */
 };
-/* "adamw,beta1=0.9,beta2=0.999,eps=1e-8", "sgd,momentum=0" or "muon,momentum=0.95,nesterov=on,steps=5,
- * scale=rms" with AdamW's settings. Sets all but the decay. */
+/* "adamw,beta1=0.9,beta2=0.999,eps=1e-8,states=f32", "sgd,momentum=0" or
+ * "muon,momentum=0.95,nesterov=on,steps=5,scale=rms" with AdamW's settings. Sets all but the decay. */
 int tw_optim_parse(struct tw_optim_opts *o, const char *option, const char *text,
         struct tw_err *err);
-/* What an optimiser of PARAMS keeps, in bytes, and what a step takes besides, which DEV keeps too. */
+/* What an optimiser of PARAMS keeps, in bytes; what a step takes besides, which DEV keeps too; and what
+ * its file takes. */
 size_t tw_optim_room(const struct tw_optim_opts *o, const struct tw_dev *dev,
         const struct tw_params *params, size_t *scratch);
+size_t tw_optim_file(const struct tw_optim_opts *o, const struct tw_params *params);
 
 struct tw_optim;
 
@@ -67,8 +70,9 @@ void tw_optim_groups(const struct tw_optim *o, int64_t n[2], int64_t elems[2]);
 const char *tw_optim_bad_weight(struct tw_optim *o, struct tw_err *err);
 
 /* The moments as a safetensors file of row-major F32 tensors, the same on every device; no file
- * where there are none. UPDATES is the caller's to keep. Loading is strict: names and shapes must be
- * those of the parameters. */
+ * where there are none. Moments in fewer bits pass through the gradients, which must be used up then.
+ * UPDATES is the caller's to keep. Loading is strict: names and shapes must be those of the
+ * parameters. */
 int tw_optim_save(struct tw_optim *o, const char *path, struct tw_err *err);
 int tw_optim_load(struct tw_optim *o, const char *path, int64_t updates, struct tw_err *err);
 /* The same for the F32 weights themselves, where the model's own file is less exact. */

@@ -10,22 +10,25 @@ struct item {
     const char *prefix;
     const struct tw_param *p;
     float *data;                    /* NULL: the weights themselves */
+    bool small, second;             /* a moment in fewer bits, which passes through data, the gradient */
 };
 
 /* Those there are, to be freed: first all of one kind, then all of the next. */
 static struct item *items_of(const struct tw_optim *o, bool weights, int64_t *n)
 {
     const char *const prefix[] = { "exp_avg.", "exp_avg_sq." };
-    float *const *const list[] = { o->m, o->v };
+    void *const *const list[] = { o->m, o->v };
+    bool small = o->opts.states;
     struct item *item = tw_xcalloc((size_t)(2 * o->params->n + 1), sizeof *item);
 
     *n = 0;
     for (int k = 0; k < 2 - weights; k++)
         for (int64_t i = 0; i < o->params->n; i++)
             if (weights)
-                item[(*n)++] = (struct item){ "", &o->params->p[i], NULL };
+                item[(*n)++] = (struct item){ "", &o->params->p[i], NULL, false, false };
             else if (list[k][i])
-                item[(*n)++] = (struct item){ prefix[k], &o->params->p[i], list[k][i] };
+                item[(*n)++] = (struct item){ prefix[k], &o->params->p[i],
+                    small ? o->params->p[i].g : list[k][i], small, k };
     return item;
 }
 
@@ -105,19 +108,38 @@ static int64_t rows_at_once(const struct tw_param *p)
     return n < 1 ? 1 : n < rows_of(p) ? n : rows_of(p);
 }
 
-static int write_tensor(struct tw_optim *o, struct tw_wout *out, const struct tw_param *p,
-        float *data, struct tw_err *err)
+/* Between an item's moment and the gradient that it passes through, which is zero again after. */
+static void pass(const struct tw_optim *o, const struct item *it, bool in)
 {
+    struct tw_small s = tw_optim_small(o, it->p - o->params->p);
+    const struct tw_ops *ops = tw_ops(o->dev);
+
+    if (it->small && !in)
+        ops->optim->small_get(o->dev, it->data, &s, it->second, it->p->n);
+    if (it->small && in) {
+        ops->optim->small_put(o->dev, &s, it->second, it->data, it->p->n);
+        ops->zero(o->dev, it->data, (size_t)it->p->n * sizeof(float));
+    }
+}
+
+static int write_tensor(struct tw_optim *o, struct tw_wout *out, const struct item *it,
+        struct tw_err *err)
+{
+    const struct tw_param *p = it->p;
+    float *data = it->data;
     int64_t step = rows_at_once(p);
     float *host = tw_xreallocarray(NULL, (size_t)(step * p->w.cols), sizeof *host);
     int ret = 0;
 
+    pass(o, it, false);
     for (int64_t row = 0; !ret && row < rows_of(p); row += step) {
         int64_t n = rows_of(p) - row < step ? rows_of(p) - row : step;
 
         fetch(o, p, data, row, n, host);
         ret = tw_wout_put(out, host, TW_F32, n * p->w.cols, err);
     }
+    if (it->small)
+        tw_ops(o->dev)->zero(o->dev, data, (size_t)p->n * sizeof(float));
     free(host);
     return ret;
 }
@@ -140,7 +162,7 @@ static int write_file(struct tw_optim *o, const struct item *item, int64_t n, co
     if (!(out = tw_wout_open(path, decl, n, err)))
         goto out;
     while ((i = tw_wout_next(out)) >= 0)
-        if (write_tensor(o, out, item[i].p, item[i].data, err))
+        if (write_tensor(o, out, &item[i], err))
             goto out;
     if (!(ret = tw_wout_commit(out, err)))
         out = NULL;
@@ -150,9 +172,10 @@ out:
     return ret;
 }
 
-static int read_tensor(struct tw_optim *o, const struct tw_wtensor *t, const struct tw_param *p,
-        float *data, struct tw_err *err)
+static int read_tensor(struct tw_optim *o, const struct tw_wtensor *t, const struct item *it,
+        struct tw_err *err)
 {
+    const struct tw_param *p = it->p;
     int64_t step = rows_at_once(p);
     float *host = tw_xreallocarray(NULL, (size_t)(step * p->w.cols), sizeof *host);
     int ret = 0;
@@ -162,8 +185,10 @@ static int read_tensor(struct tw_optim *o, const struct tw_wtensor *t, const str
 
         ret = tw_weights_f32(t, row * p->w.cols, n * p->w.cols, host, err);
         if (!ret)
-            store(o, p, data, row, n, host);
+            store(o, p, it->data, row, n, host);
     }
+    if (!ret)
+        pass(o, it, true);
     free(host);
     return ret;
 }
@@ -192,7 +217,7 @@ static int read_file(struct tw_optim *o, const struct item *item, int64_t n, con
             tw_fail(err, path, 0, "%s: %s", name, t ? "has another shape" : "is missing");
             goto out;
         }
-        if (read_tensor(o, t, p, item[i].data, err))
+        if (read_tensor(o, t, &item[i], err))
             goto out;
     }
     ret = tw_ops(o->dev)->sync(o->dev, err);

@@ -28,6 +28,16 @@ struct tw_adamw_item {
     struct tw_adamw p;
 };
 
+/* Moments of N numbers in fewer bits; small_fn.h says what they are. */
+enum tw_small_kind { TW_SMALL_F32, TW_SMALL_BF16, TW_SMALL_8BIT };
+struct tw_small {
+    enum tw_small_kind kind;
+    void *m, *v;                /* (dev) [n] BF16, or codes of a byte */
+    float *ms, *vs;             /* (dev) of codes: the scale of each 256 */
+    uint64_t at;                /* place of the first number, a multiple of 4, and the step: what their */
+    uint64_t step;              /* random bits are of */
+};
+
 struct tw_optim_ops {
     /* One step on the matrix W (each of its n by itself), F32, or BF16 with low; ROWS: it lies row
      * after row, else in the device's layout; g and m are as w's elements. With d = g * *scale,
@@ -45,6 +55,13 @@ struct tw_optim_ops {
      * adamw() does, then the gradient is zero. Items (host) are apart from each other. Both or none. */
     void (*adamw_sums)(struct tw_dev *d, double *sum, const struct tw_adamw_item *item, int64_t n);
     void (*adamw_steps)(struct tw_dev *d, const struct tw_adamw_item *item, int64_t n);
+
+    /* AdamW of N numbers with moments in fewer bits; LOW as in adamw_split(), or NULL. */
+    void (*adamw_small)(struct tw_dev *d, void *w, uint16_t *low, const float *g, const struct tw_small *s,
+            int64_t n, const struct tw_adamw *p, const float *scale);
+    /* x = the first (SECOND: the second) moments; and back, each to the nearest. */
+    void (*small_get)(struct tw_dev *d, float *x, const struct tw_small *s, bool second, int64_t n);
+    void (*small_put)(struct tw_dev *d, const struct tw_small *s, bool second, const float *x, int64_t n);
 };
 
 #endif

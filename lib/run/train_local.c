@@ -124,7 +124,9 @@ static void describe(const struct tw_trainer *t)
     tw_info("weight decay %g on %" PRId64 " tensors (%s numbers), none on %" PRId64 " (%s)",
             t->optim_opts.decay, n[0], tw_fmt_count(text[0], elems[0]), n[1],
             tw_fmt_count(text[1], elems[1]));
-    tw_info("optimizer and %s are kept in f32", t->adapter ? "adapter" : "master weights");
+    tw_info("%s are kept in f32, the optimizer in %s", t->adapter ? "adapters" : "master weights",
+            t->optim_opts.states == TW_SMALL_8BIT ? "8 bits" :
+            t->optim_opts.states == TW_SMALL_BF16 ? "bf16" : "f32");
     tw_info("planned memory %s, a checkpoint takes %s", tw_fmt_bytes(text[0],
             (double)t->peak_plan), tw_fmt_bytes(text[1], (double)tw_run_ckpt_size(t)));
     tw_buf_free(&b);

@@ -121,7 +121,7 @@ int tw_run_newest(struct tw_trainer *t, char **dir, struct tw_err *err)
 size_t tw_run_ckpt_size(const struct tw_trainer *t)
 {
     size_t elems = (size_t)t->params->elems, side = 0;
-    size_t moments = tw_optim_room(&t->optim_opts, t->dev, t->params, NULL);
+    size_t moments = tw_optim_file(&t->optim_opts, t->params);
     bool exact = t->use_lora || t->dtype == TW_F32;
 
     tw_ckpt_copy_side(t->model_dir, NULL, &side, NULL);

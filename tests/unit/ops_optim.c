@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include "base/mem.h"
 #include "help_ops.h"
+#include "nn/small_fn.h"
 #include "test.h"
 
 #define DEVS(h) for (struct help_dev *h = help_devs; h < help_devs + help_ndev; h++) \
@@ -219,9 +220,198 @@ static void adamw_many(void)
     }
 }
 
+struct moments {
+    struct tw_small s;
+    int64_t n;
+    size_t bytes, scales;
+};
+
+static struct moments moments_new(struct tw_dev *d, enum tw_small_kind kind, int64_t n)
+{
+    struct moments x = { .n = n, .bytes = (size_t)n * (kind == TW_SMALL_BF16 ? 2 : 1),
+        .scales = (size_t)(n + TW_SMALL_BLOCK - 1) / TW_SMALL_BLOCK * 4 };
+
+    x.s = (struct tw_small){ .kind = kind, .m = help_put(d, NULL, x.bytes), .v = help_put(d, NULL, x.bytes),
+        .ms = help_put(d, NULL, x.scales), .vs = help_put(d, NULL, x.scales), .at = 1024 };
+    return x;
+}
+
+static void moments_free(struct tw_dev *d, struct moments *x)
+{
+    void *p[] = { x->s.m, x->s.v, x->s.ms, x->s.vs };
+
+    for (int i = 0; i < 4; i++)
+        tw_ops(d)->free(d, p[i]);
+}
+
+/* Step T with gradients G of weights W (dev). */
+static void small_step(struct help_dev *h, struct moments *x, float *w, const float *g, int t, float beta2,
+        float scale)
+{
+    struct tw_adamw p = { 0.01f, 0.9f, beta2, 1e-8f, 0.1f, (float)(1 - pow(0.9, t)),
+        (float)(1 - pow((double)beta2, t)) };
+    float *sc = help_put(h->d, &scale, 4), *vg = help_put(h->d, g, (size_t)x->n * 4);
+
+    x->s.step = (uint64_t)t;
+    ops(h)->optim->adamw_small(h->d, w, NULL, vg, &x->s, x->n, &p, sc);
+    ops(h)->free(h->d, sc), ops(h)->free(h->d, vg);
+}
+
+static float *moment(struct help_dev *h, const struct moments *x, bool second)
+{
+    float *y = help_put(h->d, NULL, (size_t)x->n * 4), *host;
+
+    ops(h)->optim->small_get(h->d, y, &x->s, second, x->n);
+    host = help_get(h->d, y, x->n);
+    ops(h)->free(h->d, y);
+    return host;
+}
+
+/* What a file keeps becomes the same bytes again. */
+static void check_round_trip(struct help_dev *h, const struct moments *x)
+{
+    struct moments y = moments_new(h->d, x->s.kind, x->n);
+
+    for (int second = 0; second < 2; second++) {
+        float *v = moment(h, x, second), *vd = help_put(h->d, v, (size_t)x->n * 4);
+        void *a = second ? x->s.v : x->s.m, *b = second ? y.s.v : y.s.m;
+        char *ha = tw_xmalloc(x->bytes), *hb = tw_xmalloc(x->bytes);
+
+        ops(h)->optim->small_put(h->d, &y.s, second, vd, x->n);
+        ops(h)->get(h->d, ha, a, x->bytes);
+        ops(h)->get(h->d, hb, b, x->bytes);
+        CHECK(help_same(ha, hb, x->bytes, "moments through a file"));
+        if (x->s.kind == TW_SMALL_8BIT) {
+            ops(h)->get(h->d, ha, second ? x->s.vs : x->s.ms, x->scales);
+            ops(h)->get(h->d, hb, second ? y.s.vs : y.s.ms, x->scales);
+            CHECK(help_same(ha, hb, x->scales, "their scales"));
+        }
+        free(v), free(ha), free(hb);
+        ops(h)->free(h->d, vd);
+    }
+    moments_free(h->d, &y);
+}
+
+/* Gradients of all sizes, some blocks of nothing, one of subnormal numbers. */
+static float *gradients(int64_t n, int t)
+{
+    float *g = help_rand(n, 20 + (uint64_t)t, 1);
+
+    for (int64_t i = 0; i < n; i++) {
+        if (i / 300 % 5 == 1)
+            g[i] *= powf(10, -(float)(i % 12));
+        if (i / 300 % 5 == 2)
+            g[i] = 0;
+        if (i / 300 % 5 == 3)
+            g[i] *= 1e-36f;
+    }
+    return g;
+}
+
+static void small_moments(void)
+{
+    int64_t n = 5003;
+
+    for (int kind = TW_SMALL_BF16; kind <= TW_SMALL_8BIT; kind++) {
+        double *want = tw_xcalloc((size_t)n, 8);
+        double *m = tw_xcalloc((size_t)n, 8);
+
+        for (int t = 1; t <= 4; t++) {
+            float *g = gradients(n, t);
+
+            for (int64_t i = 0; i < n; i++) {
+                m[i] = 0.9 * m[i] + 0.1 * 0.5 * g[i];
+                want[i] = 0.99 * want[i] + 0.01 * 0.25 * g[i] * g[i];
+            }
+            free(g);
+        }
+        help_forget();
+        DEVS(h) {
+            struct moments x = moments_new(h->d, (enum tw_small_kind)kind, n);
+            float *w = help_put(h->d, NULL, (size_t)n * 4), *got;
+
+            for (int t = 1; t <= 4; t++) {
+                float *g = gradients(n, t);
+
+                small_step(h, &x, w, g, t, 0.99f, 0.5f);
+                small_step(h, &x, w, g, t, 0.99f, NAN);
+                check_round_trip(h, &x);
+                free(g);
+            }
+            got = help_get(h->d, w, n);
+            CHECK(help_agree(0, got, n, "weights", h->name));
+            for (int64_t i = 0; i < n; i++)
+                CHECK(isfinite(got[i]) && fabsf(got[i]) < 1);
+            free(got);
+            got = moment(h, &x, false);
+            CHECK(help_near(got, m, n, 0.05, "first moment"));
+            CHECK(help_agree(1, got, n, "first moment", h->name));
+            free(got);
+            got = moment(h, &x, true);
+            CHECK(help_near(got, want, n, 0.05, "second moment"));
+            CHECK(help_agree(2, got, n, "second moment", h->name));
+            free(got);
+            moments_free(h->d, &x);
+            ops(h)->free(h->d, w);
+        }
+        free(want), free(m);
+    }
+}
+
+/* A thousandth a step is less than half the distance of two codes; rounded to the nearest the second
+ * moment would stay where it began to be so. */
+static void small_steps_are_not_lost(void)
+{
+    struct help_dev *h = &help_devs[0];
+    int64_t n = 2048, steps = 600;
+    float *w = help_put(h->d, NULL, (size_t)n * 4), *g = tw_xcalloc((size_t)n, 4);
+
+    for (int64_t i = 0; i < n; i++)
+        g[i] = i % 256 ? 0.03f * (float)(1 + i % 30) : 1;
+    for (int kind = TW_SMALL_BF16; kind <= TW_SMALL_8BIT; kind++) {
+        struct moments x = moments_new(h->d, (enum tw_small_kind)kind, n);
+        double sum = 0;
+        float *v;
+
+        for (int t = 1; t <= steps; t++)
+            small_step(h, &x, w, g, t, 0.999f, 1);
+        v = moment(h, &x, true);
+        for (int64_t i = 0; i < n; i++)
+            sum += v[i] / (g[i] * g[i] * (1 - pow(0.999, (double)steps))) / (double)n;
+        printf("# second moment after %lld steps: %.4f of what it is\n", (long long)steps, sum);
+        CHECK_NEAR(sum, 1, 0.02);
+        free(v);
+        moments_free(h->d, &x);
+    }
+    ops(h)->free(h->d, w);
+    free(g);
+}
+
+static void the_map_ascends(void)
+{
+    for (int sign = 0; sign < 2; sign++) {
+        float map[256];
+
+        for (int c = 0; c < 256; c++)
+            map[c] = tw_small_value(c, sign);
+        for (int c = 0; c < 255; c++)
+            CHECK(map[c] < map[c + 1]);
+        for (int c = 0; c < 256; c++) {
+            CHECK_INT(tw_small_below(map, map[c]), c);
+            CHECK_INT(tw_small_random(map, map[c], 0), c);
+            CHECK_INT(tw_small_nearest(map, map[c] * (1 + 1e-6f)), c);
+        }
+        CHECK_NEAR(map[0], sign ? -0.99296875 : 0, 1e-7);
+        CHECK_NEAR(map[254], sign ? 0.99296875 : 0.996484375, 1e-7);
+    }
+}
+
 int main(void)
 {
     help_open();
+    RUN(the_map_ascends);
+    RUN(small_moments);
+    RUN(small_steps_are_not_lost);
     RUN(muon);
     RUN(adamw_many);
     help_close();

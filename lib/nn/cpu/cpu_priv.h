@@ -100,6 +100,8 @@ struct tw_kern {
             float scale);
     void (*sgd)(float *w, const float *g, float *m, int64_t n, float lr, float momentum,
             float decay, float scale);
+    void (*adamw_small)(float *w, const float *g, const struct tw_small *s, int64_t at, int64_t n,
+            const struct tw_adamw *p, float scale, const float *map);
 
     /* st: max of z/temp, sum of e^(z/temp - max), sum of e^(..) * (z/temp - max) when ent. */
     void (*stats)(float st[3], const float *z, int64_t n, float temp, bool ent);
@@ -299,6 +301,11 @@ void tw_cpu_adamw(struct tw_dev *d, float *w, const float *g, float *m, float *v
         const struct tw_adamw *p, const float *scale);
 void tw_cpu_sgd(struct tw_dev *d, float *w, const float *g, float *m, int64_t n, float lr,
         float momentum, float decay, const float *scale);
+void tw_cpu_adamw_small(struct tw_dev *d, void *w, uint16_t *low, const float *g,
+        const struct tw_small *s, int64_t n, const struct tw_adamw *p, const float *scale);
+void tw_cpu_small_get(struct tw_dev *d, float *x, const struct tw_small *s, bool second, int64_t n);
+void tw_cpu_small_put(struct tw_dev *d, const struct tw_small *s, bool second, const float *x,
+        int64_t n);
 extern const struct tw_optim_ops tw_cpu_optim;
 
 #endif

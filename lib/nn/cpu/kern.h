@@ -208,6 +208,7 @@ static void sgd(float *w, const float *g, float *m, int64_t n, float lr, float m
 
 #include "nn/cpu/kern_soft.h"
 #include "nn/cpu/kern_delta.h"
+#include "nn/cpu/kern_small.h"
 
 const struct tw_kern TW_KERN = {
     .name = TW_KERN_NAME, .mr = MR, .pr = PR, .mr16 = MR, .pr16 = PR,
@@ -217,6 +218,7 @@ const struct tw_kern TW_KERN = {
     .epi = epi, .epis = epis,
     .dot = dot, .rms = rms, .rms_dx = rms_dx, .rms_dw = rms_dw, .rope = rope, .glu = glu,
     .glu_bwd = glu_bwd, .add = add, .axpy = axpy, .adamw = adamw, .sgd = sgd,
+    .adamw_small = adamw_small,
     .stats = stats, .dsoftmax = dsoftmax, .soft = soft, .dsoft = dsoft,
     .conv = conv, .conv_back = conv_back, .decay = decay, .scan = scan, .scan_p = SCAN_P,
 };
