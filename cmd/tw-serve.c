@@ -19,6 +19,8 @@ static const struct tw_opt table[] = {
         "window of prompt and completion; 0: the model's" },
     { "prefix-cache", 0, TW_OINT(struct tw_serve_opts, prefix_cache, 0, 1 << 30), "TOKENS", "65536",
         "tokens kept for prompts of a tenant that begin alike; 0: none" },
+    { "full", 0, TW_OFLAG(struct tw_serve_opts, full), NULL, NULL,
+        "let one model at a time train all weights, on a copy of its own" },
     TW_GROUP("Server"),
     { "listen", 0, TW_OSTR(struct tw_serve_opts, listen), "HOST:PORT|unix:PATH", "127.0.0.1:8000",
         "where to listen; port 0 takes a free one" },

@@ -27,6 +27,31 @@ static struct tw_engine_sample sample(const struct tw_pupil *p, const struct tw_
         .loss = &f->loss, .scale = 1, .temp = f->temp > 0 ? f->temp : 1, .all = true, .logp = p->fb->logp[i] };
 }
 
+/* P's gradient to SIDE (dev), or with BACK from there. Returns its bytes; SIDE NULL: only that. */
+static size_t gradient(struct tw_worker *k, const struct tw_pupil *p, char *side, bool back)
+{
+    const struct tw_params *params = tw_pupil_params(p);
+    const struct tw_ops *ops = tw_ops(k->dev);
+    size_t at = 0;
+
+    if (!p->own) {                      /* an adapter's lies in one piece */
+        at = tw_adapter_bytes(p->a);
+        if (side)
+            ops->copy(k->dev, back ? (void *)params->p[0].g : side, back ? side : (void *)params->p[0].g, at);
+        return at;
+    }
+    for (int64_t i = 0; i < params->n; i++)
+        for (int second = 0; second < 2; second++) {
+            float *g = second ? params->p[i].g2 : params->p[i].g;
+            size_t bytes = g ? (size_t)params->p[i].n * sizeof *g : 0;
+
+            if (side && bytes)
+                ops->copy(k->dev, back ? (void *)g : side + at, back ? side + at : (void *)g, bytes);
+            at += bytes;
+        }
+    return at;
+}
+
 /* The gradient that waits is put aside: if this request fails, it is as if it had never been. */
 static int begin(struct tw_worker *k, struct tw_pupil *p, struct tw_err *err)
 {
@@ -35,11 +60,11 @@ static int begin(struct tw_worker *k, struct tw_pupil *p, struct tw_err *err)
     struct tw_fb *b = tw_xcalloc(1, sizeof *b);
 
     if (p->pending && !w->fb.forward_only) {
-        if (!(b->before = ops->alloc(k->dev, tw_adapter_bytes(p->a), err))) {
+        if (!(b->before = ops->alloc(k->dev, gradient(k, p, NULL, false), err))) {
             free(b);
             return -1;
         }
-        ops->copy(k->dev, b->before, tw_adapter_params(p->a)->p[0].g, tw_adapter_bytes(p->a));
+        gradient(k, p, b->before, false);
     }
     b->logp = tw_arena_alloc(&w->arena, (size_t)(w->fb.n + 1) * sizeof *b->logp);
     for (int64_t i = 0; i < w->fb.n; i++)
@@ -69,13 +94,11 @@ static struct tw_work *end(struct tw_worker *k, struct tw_pupil *p)
 
 static void fail(struct tw_worker *k, struct tw_pupil *p, const char *category, struct tw_err *err)
 {
-    const struct tw_ops *ops = tw_ops(k->dev);
-
     if (p->fb && !p->head->fb.forward_only) {
         if (p->fb->before)
-            ops->copy(k->dev, tw_adapter_params(p->a)->p[0].g, p->fb->before, tw_adapter_bytes(p->a));
+            gradient(k, p, p->fb->before, true);
         else
-            tw_params_zero(k->dev, tw_adapter_params(p->a));
+            tw_params_zero(k->dev, tw_pupil_params(p));
     }
     tw_work_fail(k, end(k, p), category, err);
 }
@@ -183,6 +206,12 @@ static void settle(struct tw_worker *k, struct tw_pupil *p, const struct tw_engi
         finish(k, p);
 }
 
+/* What P's passes go over: the base that all share, or a copy of its own. */
+static struct tw_engine *engine_of(struct tw_worker *k, struct tw_pupil *p)
+{
+    return p->own && !p->head->fb.base ? &p->engine : &k->engine;
+}
+
 static void run(struct tw_worker *k, struct tw_pupil **cand, int64_t n)
 {
     int64_t *count = tw_arena_alloc(&k->arena, (size_t)n * sizeof *count), total = 0, all = 0, with = 0;
@@ -203,8 +232,8 @@ static void run(struct tw_worker *k, struct tw_pupil **cand, int64_t n)
         all += tokens[i];
         with += count[i] > 0;
     }
-    ret = !total ? 0 : score ? tw_engine_score(&k->engine, s, total, 0, &err) :
-            tw_engine_forward_backward(&k->engine, s, total, 0, &err);
+    ret = !total ? 0 : score ? tw_engine_score(engine_of(k, cand[0]), s, total, 0, &err) :
+            tw_engine_forward_backward(engine_of(k, cand[0]), s, total, 0, &err);
     dt = tw_now() - t0;
     k->stat.passes++;
     k->stat.merged += with > 1;
@@ -226,6 +255,7 @@ void tw_fb_pass(struct tw_worker *k, struct tw_pupil **cand, int64_t n)
 {
     struct tw_pupil **in = tw_arena_alloc(&k->arena, (size_t)n * sizeof *in);
     bool score = cand[0]->head->fb.forward_only;
+    const struct tw_engine *e = engine_of(k, cand[0]);
     int64_t m = 0;
 
     for (int64_t i = 0; i < n && m < k->o.max_adapters; i++) {
@@ -233,7 +263,7 @@ void tw_fb_pass(struct tw_worker *k, struct tw_pupil **cand, int64_t n)
         struct tw_err err = { 0 };
 
         if (p->head->verb != TW_FORWARD_BACKWARD || p->head->refused ||
-                p->head->fb.forward_only != score)
+                p->head->fb.forward_only != score || engine_of(k, p) != e)
             continue;
         if (tw_pupil_wake(k, p, &err) || (!p->fb && begin(k, p, &err)))
             fail(k, p, "server", &err);

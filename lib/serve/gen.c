@@ -99,6 +99,8 @@ static struct tw_gen_job *start(struct tw_worker *k, struct tw_who *h)
         j->at = w->sample.nprompt;
     }
     w->result.version = j->snap ? j->snap->version : 0;
+    j->model = j->snap && j->snap->full ? j->snap->model : k->model;
+    j->sampler = j->snap && j->snap->full ? j->snap->sampler : k->sampler;
     while (*at)
         at = &(*at)->next;
     *at = j;
@@ -130,7 +132,16 @@ static void give(struct tw_worker *k, struct tw_gen_job *j)
     j->piece[j->npiece++] = g;
     j->given += n;
     j->left += n;
-    tw_sampler_add(k->sampler, g);
+    tw_sampler_add(j->sampler, g);
+}
+
+/* One whole model beside the base is in memory at a time: samples of others wait for its to end. */
+static bool may_start(const struct tw_worker *k, const struct tw_work *w)
+{
+    const struct tw_snap *s = w->sample.key ? tw_snap_find((struct tw_worker *)k, w->sample.key) : NULL;
+    bool full = s ? s->full : w->sample.dir && tw_full_dir(w->sample.dir);
+
+    return !full || !tw_full_busy(k, w->sample.key);
 }
 
 /* Whose samples enter next: of a request that has begun, or of one that waits. */
@@ -146,7 +157,7 @@ static struct tw_who *neediest(const struct tw_worker *k, struct tw_gen_job **jo
             *job = j;
         }
     for (struct tw_who *h = k->who; h; h = h->next)
-        if (h->head && (!best || h->spent[TW_SAMPLING] < best->spent[TW_SAMPLING])) {
+        if (h->head && may_start(k, h->head) && (!best || h->spent[TW_SAMPLING] < best->spent[TW_SAMPLING])) {
             best = h;
             *job = NULL;
             for (struct tw_gen_job *j = k->job; j && !*job; j = j->next)
@@ -162,7 +173,7 @@ static void admit(struct tw_worker *k)
     struct tw_gen_job *j;
     struct tw_who *h;
 
-    while (tw_sampler_load(k->sampler) < k->max_batch && (h = neediest(k, &j))) {
+    while (tw_gen_load(k) < k->max_batch && (h = neediest(k, &j))) {
         if (!j)
             j = start(k, h);
         if (!j->err.code)
@@ -267,15 +278,15 @@ static void sweep(struct tw_worker *k)
     }
 }
 
-/* DT seconds of the sampler, to those whose samples it held. */
-static void charge(struct tw_worker *k, double dt)
+/* DT seconds of sampler S, to those whose samples it held. */
+static void charge(struct tw_worker *k, const struct tw_sampler *s, double dt)
 {
     int64_t all = 0;
 
     for (struct tw_gen_job *j = k->job; j; j = j->next)
-        all += j->left;
+        all += j->sampler == s ? j->left : 0;
     for (struct tw_gen_job *j = k->job; j && all; j = j->next) {
-        double part = dt * (double)j->left / (double)all;
+        double part = j->sampler == s ? dt * (double)j->left / (double)all : 0;
 
         j->busy += part;
         j->who->spent[TW_SAMPLING] += part;
@@ -283,34 +294,59 @@ static void charge(struct tw_worker *k, double dt)
 }
 
 /* Ends what the sampler holds of J. */
-static void abort_job(struct tw_worker *k, struct tw_gen_job *j)
+static void abort_job(struct tw_gen_job *j)
 {
     for (int64_t i = 0; i < j->npiece && j->left; i++)
         if (j->piece[i]->finished < j->piece[i]->n)
-            tw_sampler_abort(k->sampler, j->piece[i]);
+            tw_sampler_abort(j->sampler, j->piece[i]);
     j->scored = true;
+}
+
+/* One step of S. */
+static void step(struct tw_worker *k, struct tw_sampler *s)
+{
+    struct tw_err err = { 0 };
+    double t0 = tw_now();
+
+    if (!tw_sampler_load(s))
+        return;
+    if (tw_sampler_step(s, &err) < 0)
+        for (struct tw_gen_job *j = k->job; j; j = j->next)
+            if (j->left && j->sampler == s) {
+                tw_fail(&j->err, NULL, 0, "%s", err.msg);
+                abort_job(j);
+            }
+    charge(k, s, tw_now() - t0);
+}
+
+/* The sampler of the one whole model beside the base; NULL: there is none. */
+static struct tw_sampler *other(const struct tw_worker *k)
+{
+    for (const struct tw_snap *s = k->snap; s; s = s->next)
+        if (s->sampler)
+            return s->sampler;
+    return NULL;
+}
+
+int64_t tw_gen_load(const struct tw_worker *k)
+{
+    const struct tw_sampler *s = other(k);
+
+    return tw_sampler_load(k->sampler) + (s ? tw_sampler_load(s) : 0);
 }
 
 void tw_gen_turn(struct tw_worker *k)
 {
-    struct tw_err err = { 0 };
-    double t0;
+    struct tw_sampler *s;
 
     admit(k);
     tw_prompt_turn(k);
     for (struct tw_gen_job *j = k->job; j; j = j->next)
         if (j->err.code && j->left)
-            abort_job(k, j);
-    if (tw_sampler_load(k->sampler)) {
-        t0 = tw_now();
-        if (tw_sampler_step(k->sampler, &err) < 0)
-            for (struct tw_gen_job *j = k->job; j; j = j->next)
-                if (j->left) {
-                    tw_fail(&j->err, NULL, 0, "%s", err.msg);
-                    abort_job(k, j);
-                }
-        charge(k, tw_now() - t0);
-    }
+            abort_job(j);
+    step(k, k->sampler);
+    if ((s = other(k)))
+        step(k, s);
     sweep(k);
 }
 
@@ -333,7 +369,7 @@ bool tw_gen_cancel(struct tw_worker *k, const char *id)
         if (strcmp(j->w->id, id))
             continue;
         j->err = err;
-        abort_job(k, j);
+        abort_job(j);
         sweep(k);
         return true;
     }
@@ -356,7 +392,7 @@ void tw_gen_fail_all(struct tw_worker *k)
         }
     }
     while ((j = k->job)) {
-        abort_job(k, j);
+        abort_job(j);
         k->job = j->next;
         tw_work_fail(k, j->w, TW_ENDING, &err);
         free_job(k, j);

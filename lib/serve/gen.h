@@ -10,6 +10,8 @@ struct tw_gen_job {
     struct tw_work *w;
     struct tw_who *who;
     struct tw_snap *snap;               /* NULL: the base */
+    struct tw_model *model;             /* what it samples from, */
+    struct tw_sampler *sampler;         /* and by what */
     struct tw_gen **piece;              /* handed to the sampler */
     int64_t npiece, given, left;        /* samples handed over, and not back yet */
     bool gone;                          /* cancelled */

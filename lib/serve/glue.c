@@ -148,12 +148,13 @@ struct snapshot {
 
 static void snapshot_kept(void *arg, struct tw_op *o)
 {
+    struct tw_err err = { 0 };
     char *old = o->user;
 
     if (o->err.code)
         tw_alert(arg, "store", o->err.msg);
-    else if (old)
-        unlink(old);
+    else if (old && unlink(old) && tw_rmtree(old, &err)) /* of a whole model it is a folder */
+        tw_alert(arg, "state", err.msg);
     free(old);
 }
 
@@ -209,6 +210,7 @@ int tw_glue_open(struct tw_srv *s, struct tw_err *err)
         .max_rank = s->o->max_rank,
         .window = s->o->max_model_len,
         .cache_tokens = s->o->prefix_cache,
+        .full = s->o->full,
         .snapshot_every = s->o->snapshot_every,
         .snapshot = on_snapshot,
         .arg = s,

@@ -17,11 +17,16 @@ struct tw_pupil *tw_pupil_find(struct tw_worker *k, const char *id)
     return p;
 }
 
+const struct tw_params *tw_pupil_params(const struct tw_pupil *p)
+{
+    return p->own ? tw_model_params(p->own) : tw_adapter_params(p->a);
+}
+
 int tw_pupil_optim(struct tw_worker *k, struct tw_pupil *p, struct tw_err *err)
 {
     struct tw_optim_opts o = { .kind = TW_ADAMW, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-12 };
 
-    p->optim = tw_optim_open(k->dev, tw_adapter_params(p->a), true, &o, err);
+    p->optim = tw_optim_open(k->dev, tw_pupil_params(p), !p->own, &o, err);
     return p->optim ? 0 : -1;
 }
 
@@ -63,6 +68,7 @@ static void free_snap(struct tw_worker *k, struct tw_snap *s)
         tw_sampler_forget(k->sampler, s->a);
         tw_adapter_close(s->a);
     }
+    tw_full_leave(k, s);
     free(s->key);
     free(s->dir);
     free(s->base);
@@ -126,7 +132,7 @@ static int64_t resident(const struct tw_worker *k)
     int64_t n = 0;
 
     for (const struct tw_pupil *p = k->pupil; p; p = p->next)
-        n += !p->swap;
+        n += !p->swap && !p->own;
     for (const struct tw_snap *s = k->snap; s; s = s->next)
         n += s->a != NULL;
     return n;
@@ -141,7 +147,7 @@ void tw_pool_room(struct tw_worker *k, int64_t n)
         uint64_t oldest = k->tick;
 
         for (struct tw_pupil *p = k->pupil; p; p = p->next)
-            if (!p->swap && !p->fb && p->used < oldest) {
+            if (!p->swap && !p->own && !p->fb && p->used < oldest) {
                 oldest = p->used;
                 who = p;
             }
@@ -177,6 +183,8 @@ void tw_pupil_free(struct tw_worker *k, struct tw_pupil *p)
         unlink(p->swap);
     tw_optim_close(p->optim);
     tw_adapter_close(p->a);
+    tw_engine_close(&p->engine);
+    tw_model_close(p->own);
     free(p->swap);
     free(p->id);
     free(p->dir);
@@ -223,9 +231,14 @@ struct tw_snap *tw_snap_hold(struct tw_worker *k, const char *key, const char *d
     if (!s) {
         s = tw_snap_add(k, key, dir, NULL, NULL, 0);
         s->saved = true;
+        s->full = tw_full_dir(dir);
     }
     s->used = k->tick;
-    if (!s->a) {
+    if (s->full && tw_full_enter(k, s, err)) {
+        tw_snap_drop(k, s);
+        return NULL;
+    }
+    if (!s->full && !s->a) {
         tw_pool_room(k, 1);
         if (!(s->a = tw_adapter_open(k->model, s->dir, false, err))) {
             tw_snap_drop(k, s);

@@ -115,7 +115,7 @@ static bool score(struct tw_worker *k)
     for (j = k->job; j; j = j->next) {
         const struct tw_sample_args *s = &j->w->sample;
 
-        if (j->scored || (n && tokens + s->nprompt > k->engine.micro_tokens))
+        if (j->scored || (n && (tokens + s->nprompt > k->engine.micro_tokens || j->model != job[0]->model)))
             continue;
         seq[n] = (struct tw_seq){ .token = s->prompt, .n = s->nprompt,
             .adapter = j->snap ? j->snap->a : NULL };
@@ -128,7 +128,7 @@ static bool score(struct tw_worker *k)
     for (int64_t i = 0, r = 0; i < n; i++)
         r += rows_of(job[i], i, row + r);
     if (rows)
-        tw_model_run(k->model, seq, n, row, rows, 0, NULL, NULL, &err);
+        tw_model_run(job[0]->model, seq, n, row, rows, 0, NULL, NULL, &err);
     dt = tw_now() - t0;
     for (int64_t i = 0; i < n; i++) {
         charge(job[i], dt * (double)seq[i].n / (double)tokens);
@@ -181,7 +181,7 @@ static int piece(struct tw_worker *k, struct tw_gen_job *j, struct tw_err *err)
     int ret = 0;
 
     n = n < ROWS ? n : ROWS;
-    if (!j->state && n && !(j->state = tw_state_new(k->model, err)))
+    if (!j->state && n && !(j->state = tw_state_new(j->model, err)))
         return -1;
     seq.state = j->state;
     seq.n = n;
@@ -190,7 +190,7 @@ static int piece(struct tw_worker *k, struct tw_gen_job *j, struct tw_err *err)
     z = tw_xreallocarray(NULL, (size_t)(n * V + 1), sizeof *z);
     tw_draw_init(&d, V);
     if (n)
-        ret = tw_model_decode(k->model, &seq, 1, want, n, z, err);
+        ret = tw_model_decode(j->model, &seq, 1, want, n, z, err);
     for (int64_t i = 0; i < n && !ret; i++)
         ret = look(k, j, &d, j->at + 1 + i, z + i * V, err);
     j->at += n;

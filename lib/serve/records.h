@@ -136,6 +136,8 @@ int tw_trun_load(struct tw_srv *s, struct tw_err *err);
 void tw_trun_free_all(struct tw_srv *s);
 void tw_trun_end(struct tw_srv *s, struct tw_trun *run, bool send); /* SEND: and frees its model */
 void tw_trun_failed(struct tw_srv *s, struct tw_trun *run);
+/* Whether a run other than BUT trains all weights: there may be one at a time. */
+bool tw_trun_full(const struct tw_srv *s, const struct tw_trun *but);
 void tw_trun_finish(struct tw_srv *s, struct tw_future *f, struct tw_work *w);
 void tw_trun_from(struct tw_work *w, const struct tw_saved *c, bool optimizer);
 struct tw_work *tw_trun_work(struct tw_srv *s, struct tw_trun *run, enum tw_verb verb);

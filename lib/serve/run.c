@@ -39,6 +39,17 @@ static bool counts(const struct tw_trun *run)
     return !strcmp(run->state, "new") || !strcmp(run->state, "live");
 }
 
+bool tw_trun_full(const struct tw_srv *s, const struct tw_trun *but)
+{
+    for (int64_t i = 0; i < s->run.n; i++) {
+        const struct tw_trun *run = s->run.v[i];
+
+        if (run != but && !run->rank && counts(run))
+            return true;
+    }
+    return false;
+}
+
 int64_t tw_lora_int(const char *lora, const char *key, int64_t def)
 {
     struct tw_arena a = { 0 };
@@ -168,6 +179,8 @@ static void submit(
     w->model = tw_xstrdup(run->id);
     if (run->tenant->adapters && run->tenant->nadapters > run->tenant->adapters)
         tw_refuse(w, "the tenant has its %lld adapters", (long long)run->tenant->adapters);
+    if (!run->rank && s->o->full && tw_trun_full(s, run))
+        tw_refuse(w, "full-parameter training takes one model at a time, and another has it");
     f = tw_future_new(s, kind, r->tenant, run->session, run->id, -1);
     f->run = run;
     f->work = w;

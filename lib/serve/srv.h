@@ -13,6 +13,7 @@ struct tw_serve_opts {
     struct tw_list name, data;
     const char *listen, *state, *keys;
     int64_t max_adapters, max_rank, max_model_len, prefix_cache;
+    bool full;
     const char *tls_cert, *tls_key;
     int64_t max_body;               /* MiB */
     int64_t snapshot_every;         /* optimiser steps; 0: never */

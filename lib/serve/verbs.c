@@ -12,9 +12,13 @@ static int make_adapter(struct tw_worker *k, struct tw_pupil *p, const struct tw
     struct tw_lora_opts o = { .r = c->rank, .alpha = c->alpha, .init = "default" };
     char *t;
 
-    if (!c->rank)
+    if (!c->rank && !k->o.full)
         return tw_fail(err, NULL, 0, "full-parameter training is not offered by this server: send a "
-                "lora_config");
+                "lora_config, or start it with --full");
+    if (!c->rank)
+        return tw_full_make(k, p, c->from, err);
+    if (c->from && !restore && tw_full_dir(c->from))
+        return tw_fail(err, NULL, 0, "the checkpoint is a whole model, not an adapter");
     tw_pool_room(k, 1);
     if (c->from && !restore) {
         p->a = tw_adapter_open(k->model, c->from, true, err);
@@ -42,7 +46,7 @@ static int read_updates(const char *dir, int64_t *n, struct tw_err *err)
     return got > 0 ? 0 : -1;
 }
 
-static int load_moments(struct tw_worker *k, struct tw_pupil *p, const char *dir, struct tw_err *err)
+int tw_verb_moments(struct tw_worker *k, struct tw_pupil *p, const char *dir, struct tw_err *err)
 {
     if (read_updates(dir, &p->updates, err))
         return -1;
@@ -54,6 +58,7 @@ struct tw_pupil *tw_verb_pupil(struct tw_worker *k, struct tw_work *w)
     struct tw_pupil *p = tw_xcalloc(1, sizeof *p);
     struct tw_err err = { 0 };
     bool restore = w->verb == TW_RESTORE;
+    int bad = 0;
 
     p->id = tw_xstrdup(w->model);
     p->dir = w->create.dir ? tw_xstrdup(w->create.dir) : NULL;
@@ -62,9 +67,13 @@ struct tw_pupil *tw_verb_pupil(struct tw_worker *k, struct tw_work *w)
     p->next = k->pupil;
     k->pupil = p;
     if (!make_adapter(k, p, &w->create, restore, &err) && !tw_pupil_optim(k, p, &err)) {
-        tw_params_zero(k->dev, tw_adapter_params(p->a));
-        if (restore ? !tw_pupil_read(k, p, w->create.from, &err) : !w->create.from ||
-                !w->create.optimizer || !load_moments(k, p, w->create.from, &err))
+        tw_params_zero(k->dev, tw_pupil_params(p));
+        if (restore)
+            bad = p->own ? tw_full_restore(k, p, w->create.from, &err) :
+                    tw_pupil_read(k, p, w->create.from, &err);
+        else if (w->create.from && w->create.optimizer)
+            bad = tw_verb_moments(k, p, w->create.from, &err);
+        if (!bad)
             return p;
     }
     tw_pupil_free(k, p);
@@ -76,10 +85,12 @@ struct tw_pupil *tw_verb_pupil(struct tw_worker *k, struct tw_work *w)
 static int load(struct tw_worker *k, struct tw_pupil *p, const struct tw_load_args *l,
         struct tw_err *err)
 {
-    struct tw_adapter *a = tw_adapter_open(k->model, l->from, true, err);
     struct tw_pupil old = *p;
+    struct tw_adapter *a;
 
-    if (!a)
+    if (tw_full_dir(l->from))
+        return tw_fail(err, NULL, 0, "the checkpoint is a whole model, and this one has an adapter");
+    if (!(a = tw_adapter_open(k->model, l->from, true, err)))
         return -1;
     if (!tw_adapter_alike(a, p->a)) {
         tw_adapter_close(a);
@@ -89,7 +100,7 @@ static int load(struct tw_worker *k, struct tw_pupil *p, const struct tw_load_ar
     p->a = a;
     p->optim = NULL;
     p->updates = 0;
-    if (tw_pupil_optim(k, p, err) || (l->optimizer && load_moments(k, p, l->from, err))) {
+    if (tw_pupil_optim(k, p, err) || (l->optimizer && tw_verb_moments(k, p, l->from, err))) {
         tw_optim_close(p->optim);
         tw_adapter_close(a);
         *p = old;
@@ -103,13 +114,14 @@ static int load(struct tw_worker *k, struct tw_pupil *p, const struct tw_load_ar
     return 0;
 }
 
-static int write_state(const struct tw_pupil *p, const char *dir, struct tw_err *err)
+int tw_verb_state(const struct tw_pupil *p, const char *dir, struct tw_err *err)
 {
     char *path = tw_path_join(dir, "trainer/state.json");
     struct tw_buf b = { 0 };
     int ret;
 
-    tw_buf_printf(&b, "{\"updates\":%" PRId64 ",\"version\":%" PRId64 "}\n", p->updates, p->version);
+    tw_buf_printf(&b, "{\"updates\":%" PRId64 ",\"version\":%" PRId64 ",\"seq\":%" PRId64 "}\n", p->updates,
+            p->version, p->seq);
     ret = tw_write_file(path, b.p, b.n, err);
     tw_buf_free(&b);
     free(path);
@@ -128,7 +140,7 @@ static int save(struct tw_worker *k, struct tw_pupil *p, const struct tw_save_ar
     if (ret)
         return -1;
     ret = s->optimizer ? tw_engine_save(&k->engine, p->a, p->optim, TW_F32, s->base, c.tmp, err) ||
-            write_state(p, c.tmp, err) : tw_adapter_save(p->a, c.tmp, s->base, err);
+            tw_verb_state(p, c.tmp, err) : tw_adapter_save(p->a, c.tmp, s->base, err);
     if (ret) {
         tw_ckpt_abort(&c);
         return -1;
@@ -141,6 +153,13 @@ static int freeze(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w, st
     struct tw_adapter *a;
     struct tw_snap *s;
 
+    if (p->own) {                       /* a copy in memory would be as large as the model */
+        if (tw_full_save(k, p, false, w->save.dir, err))
+            return -1;
+        s = tw_snap_add(k, w->save.key, w->save.dir, w->save.base, NULL, p->version);
+        s->full = s->saved = true;
+        return 0;
+    }
     tw_pool_room(k, 1);
     if (!(a = tw_adapter_copy(p->a, false, err)))
         return -1;
@@ -159,10 +178,12 @@ int tw_pupil_snapshot(struct tw_worker *k, struct tw_pupil *p, struct tw_err *er
     if (!p->dir || !k->o.snapshot || tw_mkdirs(p->dir, err) || tw_pupil_wake(k, p, err) ||
             tw_snap_flush(k, err))
         return p->dir && k->o.snapshot ? -1 : 0;
+    if (p->own && p->pending)           /* its file has no gradient: what came since is done again */
+        return 0;
     path = tw_xasprintf("%s/%" PRId64 ".state", p->dir, p->seq);
     tmp = tw_xasprintf("%s.tmp", path);
-    ret = tw_pupil_write(k, p, tmp, true, err);
-    if (!ret && (rename(tmp, path) || tw_fsync_dir(p->dir, err)))
+    ret = p->own ? tw_full_snapshot(k, p, path, err) : tw_pupil_write(k, p, tmp, true, err);
+    if (!ret && ((!p->own && rename(tmp, path)) || tw_fsync_dir(p->dir, err)))
         ret = tw_fail(err, path, 0, "cannot put the state of a model in its place");
     if (!ret)
         ret = k->o.snapshot(k->o.arg, p->id, p->seq, path);
@@ -176,11 +197,11 @@ static int do_it(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w, str
 {
     switch (w->verb) {
     case TW_SAVE:
-        return save(k, p, &w->save, err);
+        return p->own ? tw_full_save(k, p, w->save.optimizer, w->save.dir, err) : save(k, p, &w->save, err);
     case TW_SAVE_SAMPLER:
         return freeze(k, p, w, err);
     case TW_LOAD:
-        return load(k, p, &w->load, err);
+        return p->own ? tw_full_load(k, p, &w->load, err) : load(k, p, &w->load, err);
     default:                    /* what makes a model is done when its turn has come */
         return 0;
     }

@@ -195,9 +195,11 @@ struct tw_worker_opts {
     int64_t micro_tokens;       /* of a pass; 0: a default */
     int64_t cache_tokens;       /* of prompts, kept for those that begin the same way; 0: none */
     const char *swap;           /* folder for what is swapped out */
+    bool full;                  /* one model may train all weights */
     int64_t snapshot_every;     /* optimiser steps; 0: never */
-    /* A model's state up to and with request SEQ is in the file PATH, for TW_RESTORE with the same
-     * create arguments: on the engine thread. Older ones are the callee's to remove. */
+    /* A model's state up to and with request SEQ is in PATH (a file; of a whole model a folder), for
+     * TW_RESTORE with the same create arguments: on the engine thread. Older ones are the callee's to
+     * remove. */
     int (*snapshot)(void *arg, const char *model, int64_t seq, const char *path);
     void *arg;
 };

@@ -231,7 +231,7 @@ static void count(struct tw_worker *k)
         s->resident += n->a != NULL;
     }
     s->resident += s->models - s->swapped;
-    s->running = tw_sampler_load(k->sampler);
+    s->running = tw_gen_load(k);
     s->tokens_prefilled = tw_sampler_prefilled(k->sampler);
 }
 

@@ -21,6 +21,7 @@ static int open_model(struct tw_worker *k, struct tw_err *err)
         return -1;
     gpu = tw_ops(k->dev)->low_act;
     m.dtype = k->o.dtype >= 0 ? (enum tw_dtype)k->o.dtype : gpu ? TW_BF16 : TW_F32;
+    k->dtype = m.dtype;
     if (!(k->model = tw_model_open(k->dir, k->dev, &m, err)) ||
             !(k->chat = tw_chat_open(k->dir, NULL, &chat, err)))
         return -1;
@@ -31,11 +32,17 @@ static int open_model(struct tw_worker *k, struct tw_err *err)
     return tw_end_tokens(k->dir, k->tok, &k->end, &k->nend, err);
 }
 
+struct tw_sampler *tw_worker_sampler(struct tw_worker *k, struct tw_model *m, struct tw_err *err)
+{
+    struct tw_sampler_opts o = { .max_batch = k->max_batch, .window = k->o.window,
+        .cache_tokens = k->o.cache_tokens };
+
+    return tw_sampler_open(m, k->tok, k->end, k->nend, &o, err);
+}
+
 static int open_sampler(struct tw_worker *k, struct tw_err *err)
 {
     const struct tw_model_info *info = tw_model_info(k->model);
-    struct tw_sampler_opts o = { .max_batch = k->max_batch, .window = k->o.window,
-        .cache_tokens = k->o.cache_tokens };
 
     k->limits = (struct tw_limits){ .V = info->V, .window = k->o.window ? k->o.window :
         info->max_positions, .max_rank = k->o.max_rank, .max_samples = 4096, .max_stop = 64,
@@ -45,7 +52,7 @@ static int open_sampler(struct tw_worker *k, struct tw_err *err)
         for (int64_t i = 0; i < info->V; i++)
             k->allowed[i] = tw_tok_has(k->tok, i);
     }
-    k->sampler = tw_sampler_open(k->model, k->tok, k->end, k->nend, &o, err);
+    k->sampler = tw_worker_sampler(k, k->model, err);
     return k->sampler ? 0 : -1;
 }
 

@@ -17,12 +17,14 @@ struct tw_who {
     int64_t waiting;
 };
 
-/* A model: an adapter with its optimiser, and what is asked of it. */
+/* A model: an adapter with its optimiser, or a copy of the weights, and what is asked of it. */
 struct tw_pupil {
     struct tw_pupil *next;
     char *id, *dir;
     struct tw_who *who;
-    struct tw_adapter *a;
+    struct tw_adapter *a;               /* NULL: all weights are trained, */
+    struct tw_model *own;               /* these, */
+    struct tw_engine engine;            /* by this; such a model is never parked */
     struct tw_optim *optim;             /* NULL while the adapter is parked */
     char *swap;                         /* file that holds it then; NULL: it is in memory */
     int64_t updates;                    /* steps with a gradient, what bias corrections count */
@@ -40,6 +42,9 @@ struct tw_snap {
     struct tw_snap *next;
     char *key, *dir;
     struct tw_adapter *a;               /* NULL: only in dir */
+    bool full;                          /* a whole model in place of an adapter: */
+    struct tw_model *model;             /* NULL: only in dir */
+    struct tw_sampler *sampler;         /* on it */
     bool saved;                         /* dir holds them */
     bool gone;                          /* nobody may find it any more: freed with its last user */
     int64_t refs, version;
@@ -53,6 +58,7 @@ struct tw_worker {
     struct tw_worker_opts o;
     char *dir, *swap;
     struct tw_dev *dev;
+    enum tw_dtype dtype;
     struct tw_model *model;
     struct tw_chat *chat;               /* owner of the tokenizer; NULL */
     const struct tw_tok *tok;
@@ -84,6 +90,9 @@ struct tw_worker {
     struct tw_arena arena;              /* of one turn */
 };
 
+/* worker_open.c */
+struct tw_sampler *tw_worker_sampler(struct tw_worker *k, struct tw_model *m, struct tw_err *err);
+
 /* worker.c */
 void *tw_worker_thread(void *worker);
 /* Hands W back with what is in its result. tw_work_fail() fills it from ERR first. */
@@ -102,6 +111,7 @@ struct tw_pupil *tw_pupil_find(struct tw_worker *k, const char *id);
 /* In memory from now until the turn ends, at the expense of others if need be. */
 int tw_pupil_wake(struct tw_worker *k, struct tw_pupil *p, struct tw_err *err);
 void tw_pupil_free(struct tw_worker *k, struct tw_pupil *p);
+const struct tw_params *tw_pupil_params(const struct tw_pupil *p);
 int tw_pupil_optim(struct tw_worker *k, struct tw_pupil *p, struct tw_err *err);
 struct tw_snap *tw_snap_find(struct tw_worker *k, const char *key);
 /* The weights for a sample, in memory and held until tw_snap_release(). */
@@ -126,6 +136,24 @@ struct tw_pupil *tw_verb_pupil(struct tw_worker *k, struct tw_work *w);
 void tw_verb_done(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w);
 int tw_pupil_snapshot(struct tw_worker *k, struct tw_pupil *p, struct tw_err *err);
 
+/* What DIR's trainer/ says of the optimiser, into P; and P's own, into DIR. */
+int tw_verb_moments(struct tw_worker *k, struct tw_pupil *p, const char *dir, struct tw_err *err);
+int tw_verb_state(const struct tw_pupil *p, const char *dir, struct tw_err *err);
+
+/* full.c: models all of whose weights are trained. */
+bool tw_full_dir(const char *dir);              /* holds a whole model, not an adapter */
+int tw_full_make(struct tw_worker *k, struct tw_pupil *p, const char *from, struct tw_err *err);
+int tw_full_save(struct tw_worker *k, struct tw_pupil *p, bool optimizer, const char *dir,
+        struct tw_err *err);
+int tw_full_load(struct tw_worker *k, struct tw_pupil *p, const struct tw_load_args *l, struct tw_err *err);
+int tw_full_snapshot(struct tw_worker *k, struct tw_pupil *p, const char *path, struct tw_err *err);
+int tw_full_restore(struct tw_worker *k, struct tw_pupil *p, const char *dir, struct tw_err *err);
+/* S in memory, with a sampler of its own; another that nobody samples from makes room. */
+int tw_full_enter(struct tw_worker *k, struct tw_snap *s, struct tw_err *err);
+void tw_full_leave(struct tw_worker *k, struct tw_snap *s);
+/* Whether a whole model other than KEY's is being sampled from. */
+bool tw_full_busy(const struct tw_worker *k, const char *key);
+
 /* fb.c: a pass over data of as many models as have some. CAND in the order of whose turn it is. */
 void tw_fb_pass(struct tw_worker *k, struct tw_pupil **cand, int64_t n);
 void tw_fb_abort(struct tw_worker *k, struct tw_pupil *p);
@@ -137,6 +165,7 @@ void tw_steps(struct tw_worker *k, struct tw_pupil **cand, int64_t n);
 void tw_gen_submit(struct tw_worker *k, struct tw_work *w);
 bool tw_gen_busy(const struct tw_worker *k);
 void tw_gen_turn(struct tw_worker *k);
+int64_t tw_gen_load(const struct tw_worker *k);         /* samples that run */
 bool tw_gen_cancel(struct tw_worker *k, const char *id);
 void tw_gen_fail_all(struct tw_worker *k);      /* TW_ENDING */
 
