@@ -21,13 +21,14 @@ struct tw_scan {
 /* A block of a product from its first step to C: mr rows. The chain begins with FROM (NULL: zero) and
  * runs over the parts in order; A is packed, B lies in panels bp words apart. Then come scale, bias
  * and res, each rounded, and N columns are stored. */
+#define TW_WHOLE_PARTS 6
 struct tw_whole {
     const float *from;
     int64_t ldf;
     struct {
         const void *a, *b;
         int64_t bp, s;
-    } part[2];
+    } part[TW_WHOLE_PARTS];
     int parts;
     float *c;
     int64_t ldc, n;
@@ -195,6 +196,7 @@ struct tw_side {
     float *out;
     int64_t ldo;
     float scale;
+    int64_t of;                 /* 0: the same A as f; i: as more[i - 1], whose rows are all */
 };
 struct tw_gemm {
     int64_t m, n;
@@ -208,7 +210,8 @@ struct tw_gemm {
     int64_t ncut;               /* only devices whose unit16 is more than one look at them */
     float *c;
     int64_t ldc;
-    /* With a_cols the chain goes on from what c holds, and that is all; side and more are none. */
+    bool cont;                  /* the chain goes on from what c holds */
+    /* With a_cols it always does, and that is all; side and more are none. */
     bool c_panel;               /* C(r, n) = c[(n / 16) * 16 * m + r * 16 + n % 16] */
     bool c_cols;                /* C(r, n) = c[n * ldc + r] */
     float scale;                /* else times scale, plus bias, plus res, each rounded */
@@ -216,6 +219,11 @@ struct tw_gemm {
     int64_t ldres;
 };
 void tw_cpu_gemm(struct tw_cpu *d, const struct tw_gemm *g);
+/* N products of one A (m, f.a, f.lda and f.s are equal), packed once, or one whose sides are of its
+ * further products' A: where the shapes fit. */
+#define TW_GEMM_GROUP 3
+bool tw_cpu_gemm_fits(struct tw_cpu *d, const struct tw_gemm *g, int n);
+void tw_cpu_gemm_group(struct tw_cpu *d, const struct tw_gemm *g, int n);
 void tw_cpu_gemm_tokens(struct tw_cpu *d, const struct tw_gemm *g);     /* where a_cols */
 /* max + log(sum): of a row of scores. */
 float tw_cpu_lse(float max, float sum);
@@ -260,6 +268,10 @@ void tw_cpu_lora_linear(struct tw_dev *d, struct tw_tensor *y, struct tw_tensor 
 void tw_cpu_lora_linear_bwd(struct tw_dev *d, struct tw_tensor *dx, bool add,
         struct tw_tensor *scratch, const struct tw_tensor *dy, const struct tw_tensor *x,
         const struct tw_tensor *h, const struct tw_mat *w, const struct tw_lora_ctx *c);
+void tw_cpu_lora_group(struct tw_dev *d, struct tw_lora_one *one, int n,
+        const struct tw_tensor *x);
+void tw_cpu_lora_group_bwd(struct tw_dev *d, struct tw_tensor *dx, bool add,
+        struct tw_lora_one *one, int n, const struct tw_tensor *x);
 void tw_cpu_rmsnorm(struct tw_dev *d, struct tw_tensor *y, float *rstd, const struct tw_tensor *x,
         const float *w, int64_t n, float eps, float off);
 void tw_cpu_rmsnorm_bwd(struct tw_dev *d, struct tw_tensor *dx, bool add, float *dw,

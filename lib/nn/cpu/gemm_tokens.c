@@ -9,7 +9,7 @@
 #include "nn/cpu/cpu_priv.h"
 
 #define A_WORDS ((int64_t)2 << 20)
-#define KC 256                  /* words of a block of the sum */
+#define KC 512                  /* words of a block of the sum */
 #define MOST_PANELS 6           /* of an item */
 
 /* Sixteen pairs of a sum where their place decides how they are added: N tokens from T on, in one

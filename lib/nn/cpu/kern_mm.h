@@ -47,6 +47,11 @@ VFN void mm_block(float *restrict c, int64_t ldc, const float *restrict a, int64
             v_store(c + r * ldc + p * 16, acc[r][p]);
 }
 
+VFN int64_t lanes(const struct tw_whole *t, int p)
+{
+    return t->n - p * 16 < 16 ? t->n - p * 16 : 16;
+}
+
 /* Sums of MR rows that never leave the registers until they are finished. */
 VFN void whole_block(const struct tw_whole *t, const int P, const bool bf)
 {
@@ -56,7 +61,7 @@ VFN void whole_block(const struct tw_whole *t, const int P, const bool bf)
     for (int r = 0; r < MR; r++)
 #pragma GCC unroll 4
         for (int p = 0; p < P; p++)
-            acc[r][p] = t->from ? v_load(t->from + r * t->ldf + p * 16) : v_set(0);
+            acc[r][p] = t->from ? ld(t->from + r * t->ldf + p * 16, lanes(t, p)) : v_set(0);
     for (int q = 0; q < t->parts; q++) {
         const float *restrict a = t->part[q].a, *restrict b = t->part[q].b;
         int64_t bp = t->part[q].bp;
@@ -76,7 +81,7 @@ VFN void whole_block(const struct tw_whole *t, const int P, const bool bf)
     }
 #pragma GCC unroll 4
     for (int p = 0; p < P; p++) {
-        int64_t k = t->n - p * 16 < 16 ? t->n - p * 16 : 16;
+        int64_t k = lanes(t, p);
 
 #pragma GCC unroll 8
         for (int r = 0; r < MR; r++) {

@@ -90,20 +90,19 @@ static bool hidden(struct tw_cpu *d, struct tw_tensor *h, const struct tw_tensor
     return dx != NULL;
 }
 
-void tw_cpu_lora_linear(struct tw_dev *dev, struct tw_tensor *y, struct tw_tensor *h,
-        const struct tw_tensor *x, const struct tw_mat *w, const float *bias,
-        const struct tw_tensor *res, const struct tw_lora_ctx *c)
+/* y = x W^T and what the runs without dropout add to it; what those with it add is there, in h. E is
+ * moved behind what is used of it. */
+static struct tw_gemm forward(struct tw_cpu *d, struct extra *e, const struct tw_lora_one *one,
+        const struct tw_tensor *x)
 {
-    struct tw_cpu *d = (struct tw_cpu *)dev;
+    const struct tw_mat *w = one->w;
+    const struct tw_lora_ctx *c = one->c;
+    const struct tw_tensor *y = one->y, *h = one->h, *res = one->res;
     struct tw_gemm g = { .m = y->rows, .n = y->cols, .low = w ? w->dtype == TW_BF16 : d->low,
-        .f = { .a = x->data, .lda = x->ld }, .c = y->data, .ldc = y->ld, .scale = 1, .bias = bias,
-        .res = res ? res->data : NULL, .ldres = res ? res->ld : 0 };
-    struct extra e;
+        .f = { .a = x->data, .lda = x->ld }, .side = e->side, .more = e->more, .c = y->data,
+        .ldc = y->ld, .scale = 1, .bias = one->bias, .res = res ? res->data : NULL,
+        .ldres = res ? res->ld : 0 };
 
-    if (!extra_open(d, &e, c ? c->nrun : 0))
-        return;
-    g.side = e.side;
-    g.more = e.more;
     if (w) {
         g.f.s = w->cols;
         g.f.bkind = kind_of(w);
@@ -112,16 +111,70 @@ void tw_cpu_lora_linear(struct tw_dev *dev, struct tw_tensor *y, struct tw_tenso
     for (int64_t i = 0; c && i < c->nrun; i++) {
         const struct tw_lora_run *r = &c->run[i];
 
-        if (dropped(c, r) && !hidden(d, h, x, c, r))
-            return;
         if (!dropped(c, r))
-            e.side[g.nside++] = (struct tw_side){ .f = { .s = x->cols, .bkind = TW_B_COLS,
+            e->side[g.nside++] = (struct tw_side){ .f = { .s = x->cols, .bkind = TW_B_COLS,
                     .b = r->a, .ldb = x->cols, .r0 = r->t0, .r1 = r->t1 }, .n = r->r,
                 .out = tw_row(h, r->t0), .ldo = h->ld, .scale = r->scale };
-        e.more[g.nmore++] = (struct tw_factors){ .s = r->r, .a = h->data, .lda = h->ld,
+        e->more[g.nmore++] = (struct tw_factors){ .s = r->r, .a = h->data, .lda = h->ld,
             .bkind = TW_B_COLS, .b = r->b, .ldb = r->r, .r0 = r->t0, .r1 = r->t1 };
     }
+    e->side += g.nside;
+    e->more += g.nmore;
+    return g;
+}
+
+void tw_cpu_lora_linear(struct tw_dev *dev, struct tw_tensor *y, struct tw_tensor *h,
+        const struct tw_tensor *x, const struct tw_mat *w, const float *bias,
+        const struct tw_tensor *res, const struct tw_lora_ctx *c)
+{
+    struct tw_cpu *d = (struct tw_cpu *)dev;
+    struct tw_lora_one one = { .y = y, .h = h, .w = w, .bias = bias, .res = res, .c = c };
+    struct tw_gemm g;
+    struct extra e;
+
+    for (int64_t i = 0; c && i < c->nrun; i++)
+        if (dropped(c, &c->run[i]) && !hidden(d, h, x, c, &c->run[i]))
+            return;
+    if (!extra_open(d, &e, c ? c->nrun : 0))
+        return;
+    g = forward(d, &e, &one, x);
     tw_cpu_gemm(d, &g);
+}
+
+/* Whether products of one input can be taken at once, and their runs, all together. */
+static bool together(const struct tw_lora_one *one, int n, int64_t *runs)
+{
+    *runs = 0;
+    for (int i = 0; i < n; i++) {
+        for (int64_t k = 0; k < one[i].c->nrun; k++)
+            if (dropped(one[i].c, &one[i].c->run[k]))
+                return false;
+        if (!one[i].w || one[i].w->dtype != one[0].w->dtype)
+            return false;
+        *runs += one[i].c->nrun;
+    }
+    return n <= TW_GEMM_GROUP;
+}
+
+void tw_cpu_lora_group(struct tw_dev *dev, struct tw_lora_one *one, int n,
+        const struct tw_tensor *x)
+{
+    struct tw_cpu *d = (struct tw_cpu *)dev;
+    struct tw_gemm g[TW_GEMM_GROUP];
+    struct extra e;
+    int64_t runs;
+    bool all = together(one, n, &runs);
+
+    if (all && !extra_open(d, &e, runs))
+        return;
+    for (int i = 0; all && i < n; i++)
+        g[i] = forward(d, &e, &one[i], x);
+    if (all && tw_cpu_gemm_fits(d, g, n)) {
+        tw_cpu_gemm_group(d, g, n);
+        return;
+    }
+    for (int i = 0; i < n; i++)
+        tw_cpu_lora_linear(dev, one[i].y, one[i].h, x, one[i].w, one[i].bias, NULL, one[i].c);
 }
 
 void tw_cpu_lora(struct tw_dev *dev, struct tw_tensor *y, struct tw_tensor *h,
@@ -190,18 +243,68 @@ static bool run_back(struct tw_cpu *d, const struct tw_tensor *dh, const struct 
     return xd != NULL;
 }
 
-/* The transposed weights of G. False: no memory. */
-static bool turn(struct tw_cpu *d, struct tw_gemm *g, const struct tw_mat *w)
+/* The transposed weights of N products, to F[..]. False: no memory. */
+static bool turn(struct tw_cpu *d, struct tw_factors *const *f, const struct tw_lora_one *one, int n)
 {
-    int64_t words = tw_up(w->cols, 16) / 16 * tw_panel_words(w->dtype, w->rows);
-    void *wt = tw_cpu_scratch(d, TW_SLOT_WT, (size_t)words * 4);
+    int64_t words = 0, at = 0;
+    float *wt;
 
-    if (wt)
-        tw_cpu_transpose(d, wt, w, 0, w->rows);
-    g->f.b = wt;
-    g->f.s = w->rows;
-    g->f.bkind = kind_of(w);
+    for (int i = 0; i < n; i++)
+        words += tw_up(one[i].w->cols, 16) / 16 * tw_panel_words(one[i].w->dtype, one[i].w->rows);
+    wt = tw_cpu_scratch(d, TW_SLOT_WT, (size_t)words * 4);
+    for (int i = 0; wt && i < n; i++) {
+        const struct tw_mat *w = one[i].w;
+
+        tw_cpu_transpose(d, wt + at, w, 0, w->rows);
+        f[i]->b = wt + at;
+        at += tw_up(w->cols, 16) / 16 * tw_panel_words(w->dtype, w->rows);
+    }
     return wt != NULL;
+}
+
+/* dx of N products as one chain, the last one first, as a tape goes back through them one by one:
+ * each base product, then its runs without dropout; and dh of all runs. F learns which of its factors
+ * are base products, those of g itself apart. */
+static struct tw_gemm backward(struct tw_cpu *d, struct extra *e, struct tw_factors **f,
+        struct tw_tensor *dx, bool add, const struct tw_lora_one *one, int n)
+{
+    struct tw_gemm g = { .m = one->y->rows, .side = e->side, .more = e->more, .scale = 1,
+        .low = one->w ? one->w->dtype == TW_BF16 : d->low, .cont = add };
+
+    if (dx) {
+        g.n = dx->cols;
+        g.c = dx->data;
+        g.ldc = dx->ld;
+    }
+    for (int i = n - 1; i >= 0; i--) {
+        const struct tw_tensor *dy = one[i].y, *dh = one[i].scratch;
+        const struct tw_lora_ctx *c = one[i].c;
+        struct tw_factors base = { .a = dy->data, .lda = dy->ld, .r1 = dy->rows };
+        int64_t of = 0;
+
+        if (one[i].w) {
+            base.s = one[i].w->rows;
+            base.bkind = kind_of(one[i].w);
+        }
+        if (i < n - 1) {
+            e->more[g.nmore++] = base;
+            of = g.nmore;
+            f[i] = &e->more[of - 1];
+        } else {
+            g.f = base;
+        }
+        for (int64_t k = 0; c && k < c->nrun; k++) {
+            const struct tw_lora_run *r = &c->run[k];
+
+            e->side[g.nside++] = (struct tw_side){ .f = { .s = dy->cols, .bkind = TW_B_ROWS,
+                    .b = r->b, .ldb = r->r, .r0 = r->t0, .r1 = r->t1 }, .n = r->r, .of = of,
+                .out = tw_row(dh, r->t0), .ldo = dh->ld, .scale = r->scale };
+            if (dx && !dropped(c, r))
+                e->more[g.nmore++] = (struct tw_factors){ .s = r->r, .a = dh->data, .lda = dh->ld,
+                    .bkind = TW_B_ROWS, .b = r->a, .ldb = dx->cols, .r0 = r->t0, .r1 = r->t1 };
+        }
+    }
+    return g;
 }
 
 void tw_cpu_lora_linear_bwd(struct tw_dev *dev, struct tw_tensor *dx, bool add,
@@ -209,33 +312,17 @@ void tw_cpu_lora_linear_bwd(struct tw_dev *dev, struct tw_tensor *dx, bool add,
         const struct tw_tensor *h, const struct tw_mat *w, const struct tw_lora_ctx *c)
 {
     struct tw_cpu *d = (struct tw_cpu *)dev;
-    struct tw_gemm g = { .m = dy->rows, .low = w ? w->dtype == TW_BF16 : d->low,
-        .f = { .a = dy->data, .lda = dy->ld }, .scale = 1 };
+    struct tw_lora_one one = { .y = (struct tw_tensor *)dy, .scratch = scratch, .w = w, .c = c };
     int64_t n = c ? c->nrun : 0;
+    struct tw_factors *f[1];
+    struct tw_gemm g;
     struct extra e;
 
     if (!extra_open(d, &e, n))
         return;
-    g.side = e.side;
-    g.more = e.more;
-    for (int64_t i = 0; i < n; i++) {
-        const struct tw_lora_run *r = &c->run[i];
-
-        e.side[g.nside++] = (struct tw_side){ .f = { .s = dy->cols, .bkind = TW_B_ROWS, .b = r->b,
-                .ldb = r->r, .r0 = r->t0, .r1 = r->t1 }, .n = r->r,
-            .out = tw_row(scratch, r->t0), .ldo = scratch->ld, .scale = r->scale };
-        if (dx && !dropped(c, r))
-            e.more[g.nmore++] = (struct tw_factors){ .s = r->r, .a = scratch->data,
-                .lda = scratch->ld, .bkind = TW_B_ROWS, .b = r->a, .ldb = dx->cols, .r0 = r->t0,
-                .r1 = r->t1 };
-    }
-    if (dx) {
-        g.n = dx->cols;
-        g.c = dx->data;
-        g.ldc = g.ldres = dx->ld;
-        g.res = add ? dx->data : NULL;
-    }
-    if (w && dx && !turn(d, &g, w))
+    g = backward(d, &e, f, dx, add, &one, 1);
+    f[0] = &g.f;
+    if (w && dx && !turn(d, f, &one, 1))
         return;
     tw_cpu_gemm(d, &g);
     for (int64_t i = 0; i < n; i++) {
@@ -246,6 +333,40 @@ void tw_cpu_lora_linear_bwd(struct tw_dev *dev, struct tw_tensor *dx, bool add,
         if (dx && r->t1 > r->t0 && dropped(c, r))
             lora_dx(d, dx, scratch, c, r);
     }
+}
+
+void tw_cpu_lora_group_bwd(struct tw_dev *dev, struct tw_tensor *dx, bool add,
+        struct tw_lora_one *one, int n, const struct tw_tensor *x)
+{
+    struct tw_cpu *d = (struct tw_cpu *)dev;
+    struct tw_factors *f[TW_GEMM_GROUP];
+    struct tw_gemm g;
+    struct extra e;
+    int64_t runs;
+    bool all = dx && together(one, n, &runs);
+
+    if (all && !extra_open(d, &e, runs + n))
+        return;
+    if (all) {
+        g = backward(d, &e, f, dx, add, one, n);
+        f[n - 1] = &g.f;
+    }
+    if (!all || !tw_cpu_gemm_fits(d, &g, 1)) {
+        for (int i = n - 1; i >= 0; i--)
+            tw_cpu_lora_linear_bwd(dev, dx, i < n - 1 ? true : add, one[i].scratch, one[i].y, x, one[i].h,
+                    one[i].w, one[i].c);
+        return;
+    }
+    if (!turn(d, f, one, n))
+        return;
+    tw_cpu_gemm_group(d, &g, 1);
+    for (int i = 0; i < n; i++)
+        for (int64_t k = 0; k < one[i].c->nrun; k++) {
+            const struct tw_lora_run *r = &one[i].c->run[k];
+
+            if (r->t1 > r->t0 && !run_back(d, one[i].scratch, one[i].y, x, one[i].h, one[i].c, r))
+                return;
+        }
 }
 
 void tw_cpu_lora_bwd(struct tw_dev *dev, struct tw_tensor *dx, struct tw_tensor *scratch,

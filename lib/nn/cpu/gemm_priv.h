@@ -1,0 +1,46 @@
+/* gemm_priv.h - what the two ways of cutting a product share: packing, blocks, the thread's memory. */
+#ifndef TW_GEMM_PRIV_H
+#define TW_GEMM_PRIV_H
+#include "nn/cpu/cpu_priv.h"
+
+struct tw_prod {
+    struct tw_cpu *d;
+    const struct tw_gemm *g;
+    bool bf;
+    int64_t mc, nc, nj;         /* rows and panels of a tile, tiles per row of tiles */
+    int64_t s, kc;              /* length of the sum and of a block, in words */
+    int mr, pr;
+    bool strips, sides;         /* the way of strips; its items do side products as well */
+    int n;                      /* strips: products of one A, one behind the other */
+};
+
+struct tw_tile {
+    float *c, *a, *more, *b;    /* sums; packed A, A of further products, B */
+    int64_t r0, r1, p0, p1, ld;
+};
+
+/* Words of the sum of F. */
+int64_t tw_prod_words(const struct tw_prod *j, const struct tw_factors *f);
+/* Words [s0, s0 + n) of the sum of rows [r0, r1), in blocks of mr rows. */
+void tw_prod_pack_a(const struct tw_prod *j, float *to, const struct tw_factors *f, int64_t r0,
+        int64_t r1, int64_t s0, int64_t n);
+/* Panels [p, p + np) of B, which has N columns, for words [s0, s0 + n): where they lie, packed if
+ * need be. */
+const float *tw_prod_pack_b(const struct tw_prod *j, const struct tw_tile *t,
+        const struct tw_factors *f, int64_t N, int64_t p, int64_t np, int64_t s0, int64_t n,
+        int64_t *bp);
+void tw_prod_block(const struct tw_prod *j, float *c, int64_t ldc, const float *a, const float *b,
+        int64_t bp, int64_t n, bool first, int rows, int np);
+/* Adds words [s0, s0 + n) of F's product to rows [r0, r1) of the tile; A is packed. */
+void tw_prod_add(const struct tw_prod *j, const struct tw_tile *t, const struct tw_factors *f,
+        const float *a, int64_t r0, int64_t r1, int64_t s0, int64_t n, bool first);
+/* Adds all of F's product, whose A is packed where t->more is. */
+void tw_prod_more(const struct tw_prod *j, const struct tw_tile *t, const struct tw_factors *f);
+/* C's rows of the tile, which has NP panels from P on, into its sums. */
+void tw_prod_load(const struct tw_prod *j, const struct tw_tile *t, int64_t p, int64_t np);
+
+/* Cuts C for the way of strips. Returns the items; 0: it is not for this shape. */
+int64_t tw_strip_plan(struct tw_prod *j);
+void tw_strip_job(void *prod, int64_t i, int thread);
+
+#endif
