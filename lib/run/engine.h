@@ -32,7 +32,8 @@ struct tw_engine_sample {
     struct tw_adapter *adapter;     /* NULL: the base */
     const struct tw_loss *loss;
     double scale;                   /* of this sample's loss */
-    float temp;                     /* of the log-probabilities */
+    float temp;                     /* of the log-probabilities; */
+    const float *temps;             /* [n] of those of each position's predictions; NULL: temp */
     uint64_t key;                   /* names the sample for dropout */
     bool tied;                      /* stays in one pass with the sample before it; of a pair, the
                                      * rejected one */

@@ -251,6 +251,8 @@ static int spans(struct tw_datum_in *d, const struct tw_datum_raw *raw, struct t
                     "was not sampled", where, i);
     }
     d->weight = w;
+    d->span = raw->span;
+    d->nspan = raw->nspan;
     return 0;
 }
 

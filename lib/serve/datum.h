@@ -25,7 +25,9 @@ struct tw_datum_raw {
     struct tw_tensor_in *t;
     int64_t nt;
     bool spans;                 /* provenance was given: */
-    uint8_t *sampled;           /* [n] 1: the target was sampled here */
+    uint8_t *sampled;           /* [n] 1: the target was sampled, as these say: */
+    struct tw_span *span;
+    int64_t nspan;
 };
 
 /* "NAME" with its settings (text "key=value,.."; empty) as Tinker's form of the loss. */

@@ -114,7 +114,7 @@ static int span(struct tw_str text, struct tw_datum_raw *raw, int64_t *at)
 {
     struct tw_pb m = tw_pb(text), in;
     struct tw_pb_field f, g;
-    int64_t n = 0;
+    struct tw_span s = { 0 };
     bool sampled = false;
     int got;
 
@@ -123,16 +123,23 @@ static int span(struct tw_str text, struct tw_datum_raw *raw, int64_t *at)
             continue;
         sampled = f.no == 2;
         in = tw_pb(f.s);
-        n = 0;
-        while ((got = tw_pb_next(&in, &g)) > 0)
-            if (g.no == 3 && g.wire == TW_PB_VARINT)
-                n = (int64_t)g.v;
+        s = (struct tw_span){ .seq = TW_STR_LIT(""), .at = *at };
+        while ((got = tw_pb_next(&in, &g)) > 0) {
+            if (g.no == 1 && g.wire == TW_PB_LEN)
+                s.seq = g.s;
+            else if (g.no == 2 && g.wire == TW_PB_VARINT)
+                s.offset = (int64_t)g.v;
+            else if (g.no == 3 && g.wire == TW_PB_VARINT)
+                s.n = (int64_t)g.v;
+        }
         if (got < 0)
             return -1;
     }
-    if (got < 0 || n < 0 || n > raw->n - *at)
+    if (got < 0 || s.n < 0 || s.n > raw->n - *at)
         return -1;
-    for (int64_t i = 0; i < n; i++)
+    if (sampled && s.n)
+        raw->span[raw->nspan++] = s;
+    for (int64_t i = 0; i < s.n; i++)
         raw->sampled[(*at)++] = sampled;
     return 0;
 }
@@ -172,12 +179,12 @@ static int datum(struct tw_arena *a, struct tw_str text, struct tw_datum_raw *ra
 {
     struct tw_pb m = tw_pb(text);
     struct tw_pb_field f, v;
-    int64_t count = 0, at = 0, room = (int64_t)(text.n / 4);
+    int64_t count = 0, spans = 0, at = 0, room = (int64_t)(text.n / 4);
     int got, bad = 0;
 
     *raw = (struct tw_datum_raw){ .token = tw_arena_alloc(a, text.n + 1) };
     while ((got = tw_pb_next(&m, &f)) > 0)
-        count += f.no == 2;
+        count += f.no == 2, spans += f.no == 4;
     if (got < 0)
         return -1;
     raw->t = tw_arena_alloc(a, (size_t)count * sizeof *raw->t + 1);
@@ -198,6 +205,7 @@ static int datum(struct tw_arena *a, struct tw_str text, struct tw_datum_raw *ra
     if (bad)
         return bad;
     raw->sampled = tw_arena_alloc(a, (size_t)raw->n + 1);
+    raw->span = tw_arena_alloc(a, (size_t)spans * sizeof *raw->span + 1);
     for (m = tw_pb(text); tw_pb_next(&m, &f) > 0;)
         if (f.no == 4 && f.wire == TW_PB_LEN) {
             raw->spans = true;

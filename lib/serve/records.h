@@ -111,6 +111,15 @@ struct tw_future *tw_future_row(struct tw_srv *s, const struct tw_row *r);
 /* {"request_id": .., "model_id": ..} */
 void tw_future_reply_text(struct tw_future *f, const char *model, const char *extra);
 
+/* taken.c: what the sampler recorded of sequences. The name of sample I of request F; an operation that
+ * keeps what W, which is done, sampled; the old policy of stable_reinforce's data, from there. */
+char *tw_taken_name(const struct tw_future *f, int64_t i);
+struct tw_op *tw_taken_keep(struct tw_srv *s, const struct tw_future *f, const struct tw_work *w);
+void tw_taken_fill(struct tw_srv *s, struct tw_work *w);
+int tw_taken_load(struct tw_srv *s, struct tw_err *err);
+void tw_taken_tick(struct tw_srv *s, double wall);
+void tw_taken_free_all(struct tw_srv *s);
+
 /* poll.c */
 void tw_poll_wake(struct tw_srv *s, struct tw_future *f); /* F is done */
 void tw_poll_expire(struct tw_srv *s, double now);

@@ -135,6 +135,7 @@ static void tick(struct tw_srv *s)
     tw_saved_tick(s, tw_wall());
     tw_np_tick(s, now);
     tw_future_prune(s, tw_wall());
+    tw_taken_tick(s, tw_wall());
 }
 
 static int signals(sigset_t *set, struct tw_err *err)
@@ -218,6 +219,7 @@ static void close_all(struct tw_srv *s)
     tw_trun_free_all(s);
     tw_saved_free_all(s);
     tw_smp_free_all(s);
+    tw_taken_free_all(s);
     tw_sess_free(s);
     for (size_t i = 0; i < sizeof s->chat / sizeof *s->chat; i++)
         tw_chat_close(s->chat[i]);
@@ -268,7 +270,7 @@ static int load_state(struct tw_srv *s, struct tw_err *err)
     if (!s->has_secret)
         make_secret(s);
     return tw_sess_load(s, err) || tw_trun_load(s, err) || tw_saved_load(s, err) || tw_smp_load(s, err) ||
-                    tw_curve_load(s, err) ||
+                    tw_curve_load(s, err) || tw_taken_load(s, err) ||
                     tw_replay(s, err)
             ? -1
             : 0;

@@ -246,11 +246,12 @@ static void accept_sample(
     f->digest = tw_digest(r->body);
     f->dedup = numbered ? tw_xasprintf("s:%s:%lld", p->id, (long long)w->seq) : NULL;
     tw_buf_puts(&b, ", \"sample_sequence_ids\": [");
-    for (int64_t i = 0; i < w->sample.n; i++)
-        if (numbered)
-            tw_buf_printf(&b, "%s\"%s:%lld:%lld\"", i ? ", " : "", p->id, (long long)w->seq, (long long)i);
-        else
-            tw_buf_printf(&b, "%s\"%s:%lld\"", i ? ", " : "", f->id, (long long)i);
+    for (int64_t i = 0; i < w->sample.n; i++) {
+        char *name = tw_taken_name(f, i);
+
+        tw_buf_printf(&b, "%s\"%s\"", i ? ", " : "", name);
+        free(name);
+    }
     tw_buf_putc(&b, ']');
     tw_future_reply_text(f, NULL, b.p);
     tw_buf_free(&b);

@@ -48,6 +48,9 @@ struct tw_srv {
     struct tw_map_of futures, dedup;    /* of struct tw_future: by id; by what may run once */
     struct tw_map_of runs, ckpts, samplers;
     struct tw_list_of run, ckpt, sampler;   /* the same as they were made */
+    struct tw_map_of taken;             /* taken.c's: what was recorded of sequences */
+    size_t taken_bytes;
+    double taken_swept;
     struct tw_map_of copies;            /* idempotency key to the path of the copy that it made */
     bool has_secret;
     unsigned char secret[32];           /* signs links */

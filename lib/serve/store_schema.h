@@ -2,7 +2,7 @@
 #ifndef TW_SERVE_STORE_SCHEMA_H
 #define TW_SERVE_STORE_SCHEMA_H
 
-#define TW_STORE_VERSION 2
+#define TW_STORE_VERSION 3
 
 /* step[v] brings a store of version v to v + 1. Times are seconds since 1970. */
 static const char *const tw_store_step[TW_STORE_VERSION] = {
@@ -32,7 +32,11 @@ static const char *const tw_store_step[TW_STORE_VERSION] = {
     "CREATE TABLE secret (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;",
     /* The curves of runs. */
     "CREATE TABLE point (run TEXT NOT NULL, name TEXT NOT NULL, step INTEGER NOT NULL, time REAL NOT NULL,"
-    " value REAL NOT NULL, PRIMARY KEY (run, name, step)) WITHOUT ROWID;"
+    " value REAL NOT NULL, PRIMARY KEY (run, name, step)) WITHOUT ROWID;",
+    /* What the sampler recorded: data are the tokens, then their log-probabilities. */
+    "CREATE TABLE taken (id TEXT PRIMARY KEY, tenant TEXT NOT NULL, session TEXT NOT NULL, used REAL NOT NULL,"
+    " temp REAL NOT NULL, data BLOB NOT NULL) WITHOUT ROWID;"
+    "CREATE INDEX taken_used ON taken (used);"
 };
 
 #endif

@@ -75,9 +75,13 @@ struct tw_work *tw_decode(struct tw_srv *s, enum tw_kind kind, const char *type,
     struct tw_json *j;
 
     if (kind == TW_KIND_CREATE_MODEL || kind == TW_KIND_FORWARD_BACKWARD || kind == TW_KIND_OPTIM_STEP ||
-            kind == TW_KIND_SAMPLE)
-        return tw_work_read(
+            kind == TW_KIND_SAMPLE) {
+        w = tw_work_read(
                 verb[kind], s->limits, !strcmp(type, "proto"), !strcmp(type, "forward"), body, err);
+        if (w && kind == TW_KIND_FORWARD_BACKWARD && !w->refused)
+            tw_taken_fill(s, w);
+        return w;
+    }
     j = tw_json_parse(&a, body, err);
     if (j && j->type != TW_JOBJ)
         tw_fail(err, NULL, 0, "the body is no JSON object");

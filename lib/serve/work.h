@@ -32,6 +32,13 @@ enum tw_verb {
     TW_NVERB,
 };
 
+/* Targets [at, at + n) of a datum were sampled, as tokens from OFFSET on of the sequence SEQ, which is
+ * borrowed from the body. */
+struct tw_span {
+    struct tw_str seq;
+    int64_t offset, at, n;
+};
+
 /* One datum of forward_backward, as the loss sees it. Arrays belong to the work's arena. */
 struct tw_datum_in {
     const int32_t *token;       /* [n] */
@@ -41,6 +48,9 @@ struct tw_datum_in {
     const float *old, *adv;     /* [n]; NULL: none */
     const float *ratio_mask;    /* [n]; NULL: none */
     const float *lo, *hi;       /* [n] bounds of the ratio; NULL: the loss's */
+    const float *temp;          /* [n] temperatures of the log-probabilities; NULL: the request's */
+    const struct tw_span *span; /* [nspan], of losses that read them */
+    int64_t nspan;
 };
 
 struct tw_fb_args {
