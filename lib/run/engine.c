@@ -81,7 +81,9 @@ static void fill(struct pass *p, struct tw_seq *seq, int64_t n)
             if (!counts(s, t))
                 continue;
             *r = (struct tw_row){ .s = i, .at = s->target ? t / s->ntarget : t - 1,
-                .target = s->target ? s->target[t] : s->token[t], .temp = s->temps ? s->temps[s->target ? t / s->ntarget : t] : s->temp };
+                .target = s->target ? s->target[t] : s->token[t], .temp = s->temp };
+            if (s->temps)
+                r->temp = s->temps[s->target ? r->at : t];
             tw_loss_token(s->loss, 0, weight_of(s, t), s->scale, &r->coef);
             tw_loss_smooth(s->loss, 0, weight_of(s, t), s->scale, &r->coef_mean);
             p->slot[at++] = t;

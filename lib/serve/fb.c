@@ -24,7 +24,8 @@ static struct tw_engine_sample sample(const struct tw_pupil *p, const struct tw_
     return (struct tw_engine_sample){ .token = d->token, .n = d->n, .target = d->target,
         .ntarget = d->k, .weight = d->weight, .old = d->old, .advantage = d->adv,
         .ratio_mask = d->ratio_mask, .lo = d->lo, .hi = d->hi, .adapter = f->base ? NULL : p->a,
-        .loss = &f->loss, .scale = 1, .temp = f->temp > 0 ? f->temp : 1, .temps = d->temp, .all = true, .logp = p->fb->logp[i] };
+        .loss = &f->loss, .scale = 1, .temp = f->temp > 0 ? f->temp : 1, .temps = d->temp,
+        .all = true, .logp = p->fb->logp[i] };
 }
 
 /* P's gradient to SIDE (dev), or with BACK from there. Returns its bytes; SIDE NULL: only that. */

@@ -94,7 +94,8 @@ struct tw_op *tw_taken_keep(struct tw_srv *s, const struct tw_future *f, const s
         t = make(id, f->tenant, f->session, tw_wall(),
                 a->sampling.temperature > 0 ? (float)a->sampling.temperature : 1, token, logp);
         b = tw_blob_new(t->token, (size_t)t->n * 8);
-        tw_op_add(o, "INSERT OR REPLACE INTO taken (id, tenant, session, used, temp, data) VALUES (?, ?, ?, ?, ?, ?)",
+        tw_op_add(o, "INSERT OR REPLACE INTO taken (id, tenant, session, used, temp, data)"
+                " VALUES (?, ?, ?, ?, ?, ?)",
                 "tttddb", t->id, f->tenant->name, t->session, t->used, (double)t->temp, b);
         tw_blob_unref(b);
         free(id);
@@ -111,8 +112,8 @@ static int fill(struct tw_srv *s, const struct tw_trun *run, const struct tw_dat
     double now = tw_wall();
 
     if (!t || t->tenant != run->tenant || strcmp(t->session, run->session)) {
-        snprintf(why, 256, "stable_reinforce: nothing is recorded of sequence %.*s: it is to be sampled in this "
-                "session with record_stability_info, and at most a day ago",
+        snprintf(why, 256, "stable_reinforce: nothing is recorded of sequence %.*s: it is to be sampled "
+                "in this session with record_stability_info, and at most a day ago",
                 (int)(p->seq.n < 80 ? p->seq.n : 80), p->seq.p);
         return -1;
     }
@@ -123,8 +124,9 @@ static int fill(struct tw_srv *s, const struct tw_trun *run, const struct tw_dat
     }
     for (int64_t i = 0; i < p->n; i++) {
         if (d->target[p->at + i] != t->token[p->offset + i]) {
-            snprintf(why, 256, "target_tokens[%lld] is %d, and sequence %s had %d there", (long long)(p->at + i),
-                    (int)d->target[p->at + i], t->id, (int)t->token[p->offset + i]);
+            snprintf(why, 256, "target_tokens[%lld] is %d, and sequence %s had %d there",
+                    (long long)(p->at + i), (int)d->target[p->at + i], t->id,
+                    (int)t->token[p->offset + i]);
             return -1;
         }
         old[p->at + i] = t->logp[p->offset + i];
@@ -184,7 +186,8 @@ static int load_row(void *arg, const struct tw_row *r)
 
 int tw_taken_load(struct tw_srv *s, struct tw_err *err)
 {
-    return tw_store_read(s->store, "SELECT id, tenant, session, used, temp, data FROM taken", load_row, s, err, "");
+    return tw_store_read(s->store, "SELECT id, tenant, session, used, temp, data FROM taken", load_row, s,
+            err, "");
 }
 
 void tw_taken_tick(struct tw_srv *s, double wall)
