@@ -75,4 +75,117 @@ test_case 'the pipe of reinforcement, all of it on the server' '
 	test_exit 1 tw-sample -m tiny --adapter there/policy/step-3 q.jsonl 2>err
 	test_text err "its weights are on the server http:"
 '
+test_case 'labels, and a loss of ones own' '
+	chats 12 | awk "{ sub(/}\$/, \",\\\"label\\\":\" (NR % 2 ? \"true\" : \"false\") \"}\"); print }" >k.jsonl
+	serve_start --state st
+	o="--lora r=2 --lr 1e-3 --batch 4 --steps 3 --loss kto"
+	tw-train -m tiny $o -o here k.jsonl
+	far tw-train -m tiny $o -o there k.jsonl
+	same here there
+	cc -O1 -o own "$TOP/examples/loss-exec.c" -lm
+	o="--lora r=2 --lr 1e-3 --batch 4 --steps 3"
+	tw-train -m tiny $o --loss-exec ./own -o here-own k.jsonl
+	far tw-train -m tiny $o --loss-exec ./own -o there-own k.jsonl
+	same here-own there-own
+	test_equal "$(numbers there-own)" "$(numbers here-own)"
+'
+test_case 'kill -9 of the trainer, and of the server, and on with --resume: the same bytes' '
+	chats 32 >t.jsonl
+	o="--lora r=2 --lr 1e-3 --batch 4 --epochs 4 --schedule linear --save-every 2"
+	tw-train -m tiny $o -o here t.jsonl
+	export SERVE_LISTEN=unix:$PWD/s
+	serve_start --state st
+	TW_SERVER=$URL tw-train -m tiny $o -o there t.jsonl &
+	until [ -e there/latest ]; do kill -0 $!; sleep 0.05; done
+	kill -9 $! && wait $! || :
+	test -s there/.session
+	test ! -e there/step-32
+	TW_SERVER=$URL tw-train -m tiny $o --resume -o there t.jsonl &
+	trainer=$!
+	was=$(readlink there/latest)
+	while [ "$(readlink there/latest)" = "$was" ]; do kill -0 $trainer; sleep 0.05; done
+	serve_stop KILL
+	serve_start --state st
+	wait $trainer
+	same here there
+	test_equal "$(numbers there)" "$(numbers here)"
+	test ! -e there/.session
+	# the server keeps what the run keeps
+	ask "
+runs = get(\"training_runs\", key=\"tml-user-%d\" % os.getuid())[\"training_runs\"]
+left = [c[\"checkpoint_id\"] for r in runs for c in get(\"training_runs/%s/checkpoints\" % r[\"training_run_id\"], key=\"tml-user-%d\" % os.getuid())[\"checkpoints\"]]
+assert sorted(left)[-3:] == [\"weights/step-28\", \"weights/step-30\", \"weights/step-32\"] and len(left) <= 4, left
+"
+	far tw-train -m tiny $o --resume -o there t.jsonl 2>err
+	test_text err "is finished: step 32 was its last"
+'
+test_case 'Ctrl-C saves, on the server too, and what follows is as it would have been' '
+	chats 32 >t.jsonl
+	o="--lora r=2 --lr 1e-3 --batch 4 --epochs 4 --save-every 100"
+	serve_start --state st
+	far tw-train -m tiny $o -o whole t.jsonl
+	TW_SERVER=$URL tw-train -m tiny $o -o cut t.jsonl &
+	until [ "$(wc -l <cut/metrics.jsonl)" -gt 4 ]; do kill -0 $!; sleep 0.05; done 2>/dev/null
+	kill -INT $!
+	test_exit 130 wait $!
+	far tw-train -m tiny $o --resume -o cut t.jsonl
+	same whole cut
+'
+test_case 'what a server does not do is refused by name' '
+	chats 4 >t.jsonl
+	serve_start --state st
+	refuse() { name=$1; shift; test_exit 2 far tw-train -m tiny --lora r=2 -o r "$@" t.jsonl 2>err; test_text err "tw-train: $name: "; test ! -e r; }
+	refuse --lora --lora r=2,dropout=0.1
+	refuse --lora --lora r=2,rslora=on
+	refuse --lora --lora r=2,init=gaussian
+	refuse --lora --lora r=2,targets=q_proj
+	refuse --optimizer --optimizer sgd
+	refuse --loss --loss cross_entropy,label_smoothing=0.1
+	refuse --dtype --dtype f32
+	refuse --device --device cpu
+	refuse --threads --threads 1
+	refuse --micro-tokens --micro-tokens 64
+	refuse --recompute --recompute layer
+	refuse --plan --plan
+	cp -r "$TW_SHARE/models/tiny" other
+	refuse --ref --loss dpo --ref other
+	test_exit 2 far tw-train -m tiny -o r t.jsonl 2>err
+	test_text err "tw-train: --lora: a server trains adapters"
+	tw-train -m tiny --lora r=2 --steps 1 -o own t.jsonl
+	test_exit 1 far tw-train -m tiny --adapter own -o r t.jsonl 2>err
+	test_text err "own/step-1 was trained on this machine"
+	test_exit 1 far tw-train -m tiny --lora r=2 --steps 1 --resume -o own t.jsonl 2>err
+	far tw-train -m tiny --lora r=2 --steps 1 -o far t.jsonl
+	test_exit 1 tw-train -m tiny --lora r=2 --steps 1 --resume -o far t.jsonl 2>err
+	test_text err "was trained on the server $URL"
+	tw-train -m tiny --adapter far --steps 1 -o from-far t.jsonl
+'
+test_case 'another model, no key, a wrong key, nobody there' '
+	chats 4 >t.jsonl
+	cp -r "$TW_SHARE/models/tiny" other
+	printf "tml-right a rights=train,sample\ntml-few b rights=sample\n" >keys
+	chmod 600 keys
+	serve_start --state st --keys keys
+	try() { test_exit 1 far tw-train -m ${M:-tiny} --lora r=2 --steps 1 -o r t.jsonl 2>err; test_no_text err tml-; }
+	try
+	test_text err "the server wants a key: put it into TW_API_KEY"
+	TW_API_KEY=tml-wrong try
+	test_text err "the server does not know the key in TW_API_KEY"
+	TW_API_KEY=tml-few try
+	test_text err "right"
+	M=other TW_API_KEY=tml-right try
+	test_text err "the server has tiny, and no other"
+	mkdir -p x
+	mv other x/tiny
+	sed "s/\"x\":90,\"y\":91/\"x\":91,\"y\":90/" x/tiny/tokenizer.json >y
+	mv y x/tiny/tokenizer.json
+	M=x/tiny TW_API_KEY=tml-right try
+	test_text err "model has another tokenizer than MODEL"
+	TW_API_KEY=tml-right far tw-train -m tiny --lora r=2 --steps 1 -o r t.jsonl
+	serve_stop
+	test_exit 1 far tw-sample -m tiny t.jsonl 2>err
+	test_text err "the server does not answer"
+	test_exit 1 env TW_SERVER=ftp://x tw-sample -m tiny t.jsonl 2>err
+	test_text err "TW_SERVER: is none of"
+'
 test_done

@@ -210,6 +210,8 @@ struct tw_work *tw_work_read(enum tw_verb verb, const struct tw_limits *l, bool 
     struct tw_arena a = { 0 };
     int ret = 0;
 
+    if (verb == TW_FORWARD_BACKWARD)    /* what a loss may be told depends on it */
+        w->fb.forward_only = forward_only;
     if (proto && verb != TW_FORWARD_BACKWARD) {
         ret = tw_fail(err, NULL, 0, "only forward_backward takes protobuf; send JSON");
     } else if (proto) {
