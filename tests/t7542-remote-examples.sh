@@ -1,0 +1,23 @@
+#!/bin/sh
+# The same scripts with TW_SERVER: no word of them changes, and neither does what they end with.
+. "$(dirname "$0")/lib.sh"
+. "$(dirname "$0")/serve.sh"
+
+# example NAME ROWS: here and on a server; the adapters have the same bytes, and what is printed is the same.
+example()
+{
+    export ROWS=$2 TOKENS=8
+    mkdir here there
+    OUT=$PWD/here bash "$TOP/examples/$1.sh" >here.txt
+    serve_start --state st
+    TW_SERVER=$URL OUT=$PWD/there bash "$TOP/examples/$1.sh" >there.txt
+    cat here.txt
+    cmp here.txt there.txt
+    cmp here/run/latest/adapter_model.safetensors there/run/latest/adapter_model.safetensors
+    test -s there/run/latest/trainer/server.json
+}
+
+test_case 'sft.sh' 'example sft 8'
+test_case 'dpo.sh' 'example dpo 16'
+test_case 'grpo.sh' 'example grpo 16'
+test_done
