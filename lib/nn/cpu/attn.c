@@ -187,7 +187,7 @@ static void scores(const struct att *t, int64_t sq, int64_t kvh, float *s, const
         int64_t in = j % bk;
         const float *b = block_of(t, sq, kvh, j) + in * dkw;
 
-        np = tw_min(t->pr, tw_min(bk - in, end - j) / 16);
+        np = tw_panels(t->pr, tw_min(bk - in, end - j) / 16);
         if (t->low)
             k->mm16(s + j - kb, t->lds, (const uint32_t *)qp, (const uint32_t *)b, dkw * 16, dkw,
                     true, R, (int)np);
@@ -209,7 +209,7 @@ static void mix(const struct att *t, int64_t sq, int64_t kvh, float *o, const fl
 
         n = tw_min(hi - j, bk - in);
         for (int64_t p = 0, np; p < t->dvp / 16; p += np) {
-            np = tw_min(k->pr, t->dvp / 16 - p);
+            np = tw_panels(k->pr, t->dvp / 16 - p);
             k->mms(o + p * 16, t->dvp, s + j - kb, t->lds, v + p * bk * 16, bk * 16, n, j == lo,
                     R, (int)np);
         }
@@ -230,7 +230,7 @@ static void mix16(const struct att *t, int64_t sq, int64_t kvh, float *o, const 
         n = tw_min(hi - j, bk - in);
         k->pack16(pp, s + j - lo, t->lds, R, n / 2, n);
         for (int64_t p = 0, np; p < t->dvp / 16; p += np) {
-            np = tw_min(t->pr, t->dvp / 16 - p);
+            np = tw_panels(t->pr, t->dvp / 16 - p);
             k->mm16(o + p * 16, t->dvp, pp, v + p * bk / 2 * 16, bk / 2 * 16, n / 2, j == lo, R,
                     (int)np);
         }

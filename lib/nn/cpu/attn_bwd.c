@@ -131,7 +131,7 @@ static void scores(const struct bwd *t, struct item *m, float *out, const float 
         for (int64_t d = 0; d < hdw; d++)
             m->pack[d * R + r] = x[r * ld + d];
     for (int64_t j = kb, np; j < end; j += np * 16) {
-        np = tw_min(t->pr, (end - j) / 16);
+        np = tw_panels(t->pr, (end - j) / 16);
         if (t->low)
             k->mm16(out + j - kb, m->lds, (uint32_t *)m->pack, (uint32_t *)panels + j * hdw,
                     hdw * 16, hdw, true, R, (int)np);
@@ -150,7 +150,7 @@ static void dq_rows(const struct bwd *t, struct item *m, const float *dp, int R,
     if (t->low)
         k->pack16((uint32_t *)m->pack, dp, m->lds, R, (end - kb) / 2, end - kb);
     for (int64_t p = 0, np; p < t->dkp / 16; p += np) {
-        np = tw_min(t->pr, t->dkp / 16 - p);
+        np = tw_panels(t->pr, t->dkp / 16 - p);
         if (t->low)
             k->mm16(m->dq + p * 16, t->dkp, (uint32_t *)m->pack,
                     (uint32_t *)m->kd + (p * m->n16 + kb) / 2 * 16, m->n16 / 2 * 16,
@@ -197,7 +197,7 @@ static void key_rows(const struct bwd *t, struct item *m, float *out, int64_t hd
             k->pairs_a((uint32_t *)m->pack, (int)R, w + j - kb, m->lds, (int)R, TILE / 2, n,
                     false, 0);
         for (int64_t p = 0, np; p < hdp / 16; p += np) {
-            np = tw_min(t->pr, hdp / 16 - p);
+            np = tw_panels(t->pr, hdp / 16 - p);
             if (t->low)
                 k->mm16(out + j * hdp + p * 16, hdp, (uint32_t *)m->pack,
                         (uint32_t *)x + p * TILE / 2 * 16, TILE / 2 * 16, TILE / 2, false,

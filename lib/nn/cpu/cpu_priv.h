@@ -167,6 +167,11 @@ static inline float *tw_row(const struct tw_tensor *x, int64_t r)
 {
     return (float *)x->data + r * x->ld;
 }
+/* How many of LEFT panels a block takes that has room for PR: one alone keeps the units waiting. */
+static inline int64_t tw_panels(int64_t pr, int64_t left)
+{
+    return left > pr && left < 2 * pr ? (left + 1) / 2 : tw_min(pr, left);
+}
 /* Words (floats, or pairs of bf16) of one panel of a matrix with K columns. */
 static inline int64_t tw_panel_words(enum tw_dtype t, int64_t k)
 {

@@ -226,24 +226,50 @@ VFN float v_sum(vf x)
     return f[0];
 #endif
 }
-VFN float v_most(vf x)
+VFN float v_most(vf x)          /* a > b ? a : b of each two */
 {
+#if defined(TW_VEC_AVX512) || defined(TW_VEC_AVX2)
+#if defined(TW_VEC_AVX512)
+    __m256 e = _mm256_max_ps(_mm512_castps512_ps256(x), _mm256_castsi256_ps(
+                _mm512_extracti64x4_epi64(_mm512_castps_si512(x), 1)));
+#else
+    __m256 e = _mm256_max_ps(x.a, x.b);
+#endif
+    __m128 f = _mm_max_ps(_mm256_castps256_ps128(e), _mm256_extractf128_ps(e, 1));
+
+    f = _mm_max_ps(f, _mm_movehl_ps(f, f));
+    return _mm_cvtss_f32(_mm_max_ss(f, _mm_shuffle_ps(f, f, 1)));
+#else
     float f[16];
 
     v_store(f, x);
-    for (int i = 1; i < 16; i++)
-        f[0] = f[0] > f[i] ? f[0] : f[i];
+    for (int n = 8; n; n /= 2)
+        for (int i = 0; i < n; i++)
+            f[i] = f[i] > f[i + n] ? f[i] : f[i + n];
     return f[0];
+#endif
 }
 
-/* e^x: x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial of degree 7 in r, and 2^n in two steps so
- * that results down to the last denormal are rounded once. Error below 1 ulp; NaN stays NaN. */
+/* p 2^n for whole n in [-152, 130] and p near 1, rounded once: what is no normal number comes of the
+ * second of two factors. */
+VFN vf v_scale(vf p, vf n)
+{
+#if defined(TW_VEC_AVX512)
+    return _mm512_scalef_ps(p, n);
+#else
+    vi k = v_toint(n), h = v_half(k);
+
+    return v_mul(v_mul(p, v_pow2(h)), v_pow2(v_isub(k, h)));
+#endif
+}
+
+/* e^x: x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial of degree 7 in r, and 2^n so that
+ * results down to the last denormal are rounded once. Error below 1 ulp; NaN stays NaN. */
 VFN vf v_exp(vf x)
 {
     vf c = v_max(v_min(x, v_set(90.0f)), v_set(-105.0f));
     vf n = v_rint(v_mul(c, v_set(0x1.715476p+0f)));
     vf r = v_fma(n, v_set(-0x1.62e400p-1f), c), p;
-    vi k, h;
 
     r = v_fma(n, v_set(-0x1.7f7d1cp-20f), r);
     p = v_fma(r, v_set(1.0f / 5040), v_set(1.0f / 720));
@@ -253,10 +279,7 @@ VFN vf v_exp(vf x)
     p = v_fma(p, r, v_set(0.5f));
     p = v_fma(p, r, v_set(1.0f));
     p = v_fma(p, r, v_set(1.0f));
-    k = v_toint(n);
-    h = v_half(k);
-    p = v_mul(v_mul(p, v_pow2(h)), v_pow2(v_isub(k, h)));
-    return v_sel(v_unord(x), x, p);
+    return v_sel(v_unord(x), x, v_scale(p, n));
 }
 
 /* acc plus the products of one pair of bf16 a word, as vdpbf16ps does it (found by trial on the
