@@ -10,9 +10,9 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* Rounds of looking before a thread sleeps, each some tens of cycles: most of a millisecond, longer than
- * what lies between two runs, since a busy machine may take milliseconds to let a thread go on that has
- * slept. Few where threads outnumber processors and would only keep each other waiting. */
+/* Rounds of looking before a thread sleeps, each some tens of cycles: most of a millisecond, longer
+ * than what lies between two runs, since a busy machine may take milliseconds to let a thread go on
+ * that has slept. Few where threads outnumber processors and would only keep each other waiting. */
 #define SPIN 20000
 #define SPIN_CROWDED 2000
 

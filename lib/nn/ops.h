@@ -207,6 +207,7 @@ struct tw_ops {
     /* lora_linear() of N <= 3 products of one input, without residuals, and the backward: dx is of
      * all of them, added to when `add`; each has its own dy, h, scratch. NULL, both: callers do one
      * after the other. */
+    bool group_bare;            /* those without adapters may be among them */
     void (*lora_group)(struct tw_dev *d, struct tw_lora_one *one, int n, const struct tw_tensor *x);
     void (*lora_group_bwd)(struct tw_dev *d, struct tw_tensor *dx, bool add,
             struct tw_lora_one *one, int n, const struct tw_tensor *x);

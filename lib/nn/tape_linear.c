@@ -216,12 +216,12 @@ static void group_back(struct tw_tape *t, struct tw_op *op)
     t->st->top = top;
 }
 
-/* Whether all of them have an adapter in this batch, and the device takes them at once. */
+/* Whether the device takes them at once: all of them have an adapter in this batch, or it does not mind. */
 static bool grouped(struct tw_tape *t, struct tw_weight *const *w, int n)
 {
     bool all = t->ops->lora_group;
 
-    for (int i = 0; all && i < n; i++)
+    for (int i = 0; all && !t->ops->group_bare && i < n; i++)
         all = tw_lora_ctx_of(t, w[i]->module).nrun > 0;
     return all;
 }

@@ -112,7 +112,7 @@ static const struct tw_ops cpu_ops = {
     .rmsnorm = tw_cpu_rmsnorm, .rmsnorm_bwd = tw_cpu_rmsnorm_bwd,
     .linear = tw_cpu_linear, .linear_dx = tw_cpu_linear_dx, .linear_dw = tw_cpu_linear_dw,
     .lora = tw_cpu_lora, .lora_bwd = tw_cpu_lora_bwd, .lora_linear = tw_cpu_lora_linear,
-    .lora_linear_bwd = tw_cpu_lora_linear_bwd, .lora_group = tw_cpu_lora_group,
+    .lora_linear_bwd = tw_cpu_lora_linear_bwd, .lora_group = tw_cpu_lora_group, .group_bare = true,
     .lora_group_bwd = tw_cpu_lora_group_bwd, .begin = tw_cpu_begin, .rope = tw_cpu_rope,
     .attn = tw_cpu_attn, .attn_bwd = tw_cpu_attn_bwd, .kv_bytes = tw_cpu_kv_bytes,
     .kv_put = tw_cpu_kv_put, .mla = &tw_cpu_mla, .moe = &tw_cpu_moe,

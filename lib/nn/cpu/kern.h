@@ -213,7 +213,8 @@ static void sgd(float *w, const float *g, float *m, int64_t n, float lr, float m
 const struct tw_kern TW_KERN = {
     .name = TW_KERN_NAME, .mr = MR, .pr = PR, .mr16 = MR, .pr16 = PR,
     .kc16 = TW_KC, .unit16 = 1, .mc16 = TW_MC,
-    .mm = mm, .mms = mms, .mm16 = mm16, .whole = whole, .whole16 = whole16, .pack = pack, .pack16 = pack16, .packc = packc, .low = low,
+    .mm = mm, .mms = mms, .mm16 = mm16, .whole = whole, .whole16 = whole16,
+    .pack = pack, .pack16 = pack16, .packc = packc, .low = low,
     .pairs = pairs, .pairs_a = pairs, .panel = panel, .panel16 = panel16, .turn16 = turn16,
     .epi = epi, .epis = epis,
     .dot = dot, .rms = rms, .rms_dx = rms_dx, .rms_dw = rms_dw, .rope = rope, .glu = glu,

@@ -353,8 +353,8 @@ void tw_cpu_lora_group_bwd(struct tw_dev *dev, struct tw_tensor *dx, bool add,
     }
     if (!all || !tw_cpu_gemm_fits(d, &g, 1)) {
         for (int i = n - 1; i >= 0; i--)
-            tw_cpu_lora_linear_bwd(dev, dx, i < n - 1 ? true : add, one[i].scratch, one[i].y, x, one[i].h,
-                    one[i].w, one[i].c);
+            tw_cpu_lora_linear_bwd(dev, dx, i < n - 1 ? true : add, one[i].scratch, one[i].y, x,
+                    one[i].h, one[i].w, one[i].c);
         return;
     }
     if (!turn(d, f, one, n))
