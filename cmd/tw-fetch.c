@@ -1,13 +1,14 @@
 /* tw-fetch.c - bring models and data here */
 #include "base/opt.h"
+#include "data/hub_push.h"
 #include "run/fetch.h"
 #include <stdio.h>
 #include <stdlib.h>
 
 struct opts {
     struct tw_common common;
-    bool dataset, offline, verify;
-    const char *output, *revision, *subset, *split, *slice, *columns, *push;
+    bool dataset, offline, verify, is_public;
+    const char *output, *revision, *subset, *split, *slice, *columns, *push, *message;
     struct tw_list include, exclude, allow;
     int64_t jobs;
     double max_wait;
@@ -46,8 +47,12 @@ static const struct tw_opt table[] = {
             "give up when servers ask to wait more than S seconds in all" },
     { "allow-host", 0, TW_OLIST(struct opts, allow), "HOST", NULL,
             "contact only HOST, also when a server redirects elsewhere; may be repeated" },
+    TW_GROUP("Upload"),
     { "push", 0, TW_OSTR(struct opts, push), "DIR", NULL,
-            "upload a checkpoint (not possible with this version)" },
+            "upload the files of DIR, an adapter or a model, to the URI: one commit" },
+    { "message", 0, TW_OSTR(struct opts, message), "TEXT", NULL, "with --push: what the commit says" },
+    { "public", 0, TW_OFLAG(struct opts, is_public), NULL, NULL,
+            "with --push: a repository that is made is for all to see; else private" },
     { 0 }
 };
 
@@ -58,6 +63,7 @@ static const struct tw_cmd cmd = {
     "  tw-fetch -o smollm 'model.whl!pkg/model.gguf'\n"
     "  tw-fetch -d ms://swift/self-cognition --slice :500\n"
     "  tw-fetch -d rows.csv --columns question,answer\n"
+    "  tw-fetch --push run hf://ORG/NAME\n"
 };
 
 static int misuse(const struct opts *o, int n, struct tw_err *err)
@@ -65,9 +71,14 @@ static int misuse(const struct opts *o, int n, struct tw_err *err)
     const char *data[] = { o->subset, o->split, o->slice, o->columns };
     const char *name[] = { "--subset", "--split", "--slice", "--columns" };
 
-    if (o->push)
-        return tw_fail_code(err, TW_EMISUSE, "--push", 0,
-                "this version does not upload: use the hub's own tools");
+    if ((o->message || o->is_public) && !o->push)
+        return tw_fail_code(err, TW_EMISUSE, o->message ? "--message" : "--public", 0, "goes with --push");
+    if (o->push && n != 1)
+        return tw_fail_code(err, TW_EMISUSE, "--push", 0, "goes to one URI: hf://ORG/NAME or ms://ORG/NAME");
+    if (o->push && (o->dataset || o->output || o->verify || o->offline || o->include.n || o->exclude.n ||
+                o->allow.n))
+        return tw_fail_code(err, TW_EMISUSE, "--push", 0, "goes with --revision, --message, --public and "
+                "--max-wait only");
     if (!n)
         return tw_fail_code(err, TW_EMISUSE, NULL, 0,
                 "what to fetch is missing: tw-fetch hf://ORG/NAME; see tw-fetch --help");
@@ -104,6 +115,31 @@ static int rows(const struct opts *o, const struct tw_fetch_conf *conf, char **u
     return ret;
 }
 
+static void show_push(void *arg, const struct tw_push_at *at)
+{
+    struct tw_progress *bar = arg;
+
+    bar->total = at->size;
+    tw_progress_at(bar, at->bytes, NULL);
+}
+
+static int push(const struct opts *o, const char *to, struct tw_err *err)
+{
+    struct tw_progress bar;
+    struct tw_push_conf conf = { .message = o->message, .is_public = o->is_public, .max_wait = o->max_wait,
+        .progress = show_push, .arg = &bar };
+    char *uri = o->revision ? tw_xasprintf("%s@%s", to, o->revision) : tw_xstrdup(to), *page;
+
+    tw_progress_start(&bar, "push", "bytes", 0);
+    page = tw_hub_push(o->push, uri, &conf, err);
+    tw_progress_end(&bar);
+    if (page)
+        puts(page);
+    free(page);
+    free(uri);
+    return page ? 0 : -1;
+}
+
 static int run(const struct opts *o, char **uris, int n, struct tw_err *err)
 {
     struct tw_fetch_conf conf = { .revision = o->revision, .include = o->include,
@@ -112,6 +148,8 @@ static int run(const struct opts *o, char **uris, int n, struct tw_err *err)
 
     if (misuse(o, n, err))
         return -1;
+    if (o->push)
+        return push(o, uris[0], err);
     if (o->dataset)
         return rows(o, &conf, uris, n, err);
     conf.dir = o->output;

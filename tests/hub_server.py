@@ -21,7 +21,14 @@ ROOT/behave.json, read at each request, makes it misbehave:
     "hang": true                answers nothing
     "evil": "PATH"              lists a file of that name, too
     "elsewhere": true           links of pages name another host
+    "readonly": true            refuses to write
+    "multipart": N              takes large files in parts of N bytes
+    "cutput": N                 loses the connection of the first N uploads in the middle
+
+What is uploaded lands in the repositories' folders; large files by way of ROOT/lfs/SHA256, which the
+second server takes. Each commit is a line of ROOT/commits.
 """
+import base64
 import hashlib
 import json
 import os
@@ -151,6 +158,158 @@ class Handler(BaseHTTPRequestHandler):
         if cut is not None:
             self.close_connection = True
         return None
+
+    # uploads
+    def body(self):
+        return self.rfile.read(int(self.headers.get('Content-Length') or 0))
+
+    def do_PUT(self):
+        b = behave()
+        path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
+        if self.server.kind != 'cdn' or not path.startswith('/lfs/'):
+            self.body()
+            return self.answer(404, b'{"error":"no such place"}')
+        with lock:
+            used['put'] = used.get('put', 0) + 1
+            cut = used['put'] <= b.get('cutput', 0)
+        if cut:
+            self.rfile.read(int(self.headers['Content-Length']) // 2)
+            self.note(0)
+            self.close_connection = True
+            return None
+        data = self.body()
+        os.makedirs(os.path.join(ROOT, 'lfs'), exist_ok=True)
+        with open(os.path.join(ROOT, path[1:]), 'wb') as f:
+            f.write(data)
+        return self.answer(200, b'', {'ETag': '"%s"' % hashlib.md5(data).hexdigest()})
+
+    def do_POST(self):
+        b = behave()
+        raw = self.body()
+        path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
+        for text, (code, headers, times) in b.get('status', {}).items():
+            if text in self.path:
+                with lock:
+                    used[text] = used.get(text, 0) + 1
+                    mine = times < 0 or used[text] <= times
+                if mine:
+                    said = ('as told, ' + (self.headers.get('Authorization') or '')).encode()
+                    return self.answer(code, b'{"error":"%s"}' % said, headers)
+        if b.get('token') and self.headers.get('Authorization') != 'Bearer ' + b['token']:
+            return self.answer(401, b'{"error":"who?"}')
+        if b.get('readonly'):
+            return self.answer(403, b'{"error":"only to be read","Message":"only to be read","Success":false}')
+        if path.startswith('/api/v1/'):
+            return self.push_ms(path[8:].split('/'), json.loads(raw))
+        return self.push_hf(path.strip('/').split('/'), raw)
+
+    def commit(self, folder, line, files):
+        """FILES: (path, content, SHA256 of a large one)."""
+        with lock, open(os.path.join(ROOT, 'commits'), 'a') as f:
+            f.write(json.dumps(dict(line, repo=os.path.relpath(folder, ROOT), paths=[p for p, _, _ in files])) + '\n')
+        for path, data, oid in files:
+            if oid:
+                data = data_of(os.path.join(ROOT, 'lfs', oid))
+                assert hashlib.sha256(data).hexdigest() == oid
+            full = os.path.join(folder, path)
+            os.makedirs(os.path.dirname(full), exist_ok=True)
+            with open(full, 'wb') as f:
+                f.write(data)
+
+    def push_hf(self, p, raw):
+        if p == ['api', 'repos', 'create']:
+            j = json.loads(raw)
+            assert j['type'] == 'model'
+            folder = os.path.join(ROOT, 'hf', 'models', j['organization'], j['name'])
+            if os.path.isdir(folder):
+                return self.answer(409, b'{"error":"You already created this model repo"}')
+            os.makedirs(folder)
+            with open(os.path.join(ROOT, 'private'), 'w') as f:
+                f.write(json.dumps(j['private']))
+            return self.give({'url': self.server.hub})
+        if p[0] == 'lfs':                                   # joins the parts, verifies
+            j = json.loads(raw)
+            full = os.path.join(ROOT, 'lfs', j['oid'])
+            if p[1] == 'join':
+                data = b''
+                for n, part in enumerate(j['parts']):
+                    piece = data_of('%s.%d' % (full, n + 1))
+                    assert part == {'partNumber': n + 1, 'etag': '"%s"' % hashlib.md5(piece).hexdigest()}
+                    data += piece
+                with open(full, 'wb') as f:
+                    f.write(data)
+            data = data_of(full)
+            assert hashlib.sha256(data).hexdigest() == j['oid']
+            return self.give({'ok': len(data) == j.get('size', len(data))})
+        if p[-3:] == ['lfs', 'objects', 'batch']:
+            j = json.loads(raw)
+            assert j['operation'] == 'upload' and j['hash_algo'] == 'sha256' and j['ref'] == {'name': 'main'}
+            return self.give({'transfer': 'basic', 'objects': [self.lfs_object(o) for o in j['objects']]})
+        folder = os.path.join(ROOT, 'hf', 'models', p[2], p[3])
+        if not os.path.isdir(folder):
+            return self.missing('RepoNotFound')
+        if p[5:] != ['main']:
+            return self.missing('RevisionNotFound')
+        if p[4] == 'preupload':
+            files = json.loads(raw)['files']
+            assert all(len(base64.b64decode(f['sample'])) == min(512, f['size']) for f in files)
+            return self.give({'files': [{'path': f['path'], 'shouldIgnore': f['path'].endswith('.log'),
+                                         'uploadMode': 'lfs' if f['size'] >= BIG else 'regular'} for f in files]})
+        lines = [json.loads(x) for x in raw.splitlines()]
+        assert lines[0]['key'] == 'header' and self.headers['Content-Type'] == 'application/x-ndjson'
+        files = []
+        for x in lines[1:]:
+            v = x['value']
+            if x['key'] == 'lfsFile':
+                assert v['algo'] == 'sha256'
+                files.append((v['path'], None, v['oid']))
+            else:
+                files.append((v['path'], base64.b64decode(v['content']), None))
+        self.commit(folder, lines[0]['value'], files)
+        return self.give({'commitOid': commit_of(folder)})
+
+    def lfs_object(self, o):
+        if os.path.exists(os.path.join(ROOT, 'lfs', o['oid'])):
+            return o
+        part = behave().get('multipart')
+        up = {'href': '%s/lfs/%s?signature=secret' % (self.server.cdn, o['oid'])}
+        if part:
+            up = {'href': 'https://huggingface.co/lfs/join', 'header': {'chunk_size': str(part)}}
+            for n in range((o['size'] + part - 1) // part):
+                up['header']['%05d' % (n + 1)] = '%s/lfs/%s.%d?signature=secret' % (
+                    self.server.cdn, o['oid'], n + 1)
+        return dict(o, actions={'upload': up, 'verify': {'href': 'https://huggingface.co/lfs/verify'}})
+
+    def push_ms(self, p, j):
+        fine = {'Code': 200, 'Success': True, 'Message': 'success'}
+        if p == ['models']:
+            folder = os.path.join(ROOT, 'ms', 'models', j['Path'], j['Name'])
+            if os.path.isdir(folder):
+                return self.give({'Code': 10020101001, 'Success': False, 'Message': 'the model already exists'})
+            os.makedirs(folder)
+            with open(os.path.join(ROOT, 'private'), 'w') as f:
+                f.write(json.dumps(j['Visibility'] == 1))
+            return self.give(fine)
+        assert p[:2] == ['repos', 'models']
+        folder = os.path.join(ROOT, 'ms', 'models', p[2], p[3])
+        if not os.path.isdir(folder):
+            return self.answer(404, b'{"Code":404,"Message":"record not found","Success":false}')
+        if p[4] == 'info':
+            want = [o for o in j['objects'] if not os.path.exists(os.path.join(ROOT, 'lfs', o['oid']))]
+            return self.give(dict(fine, Data={'objects': [dict(o, actions={'upload': {
+                'href': '%s/lfs/%s?signature=secret' % (self.server.cdn, o['oid'])}}) for o in want]}))
+        assert p[4:] == ['commit', 'master'], p
+        files = []
+        for a in j['actions']:
+            assert a['action'] == ('update' if os.path.exists(os.path.join(folder, a['path'])) else 'create'), a
+            if a['type'] == 'lfs':
+                assert a['encoding'] == a['content'] == ''
+                files.append((a['path'], None, a['sha256']))
+            else:
+                assert a['encoding'] == 'base64' and a['size'] == len(base64.b64decode(a['content']))
+                files.append((a['path'], base64.b64decode(a['content']), None))
+        self.commit(folder, {'summary': j['commit_message']}, files)
+        return self.give(fine)
 
     def do_HEAD(self):
         self.do_GET()

@@ -259,8 +259,8 @@ test_case 'what cannot be read is refused by name' '
 test_case 'misuse is told apart' '
 	test_exit 2 tw-fetch 2>err
 	test_text err "what to fetch is missing"
-	test_exit 2 tw-fetch --push run hf://a/b 2>err
-	test_text err "--push: this version does not upload"
+	test_exit 2 tw-fetch --push run 2>err
+	test_text err "--push: goes to one URI"
 	for o in --subset --split --slice --columns; do
 		test_exit 2 tw-fetch $o x m 2>err
 		test_text err "$o: is for data sets"

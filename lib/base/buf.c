@@ -212,3 +212,17 @@ int tw_buf_base64(struct tw_buf *out, struct tw_str s)
     }
     return bits < 6 && !(acc & ((1u << bits) - 1)) ? 0 : -1;
 }
+
+void tw_buf_to_base64(struct tw_buf *out, struct tw_str s)
+{
+    static const char digit[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    const unsigned char *p = (const unsigned char *)s.p;
+
+    for (size_t i = 0; i < s.n; i += 3) {
+        size_t n = s.n - i < 3 ? s.n - i : 3;
+        uint32_t v = (uint32_t)p[i] << 16 | (n > 1 ? (uint32_t)p[i + 1] << 8 : 0) | (n > 2 ? p[i + 2] : 0);
+
+        for (size_t k = 0; k < 4; k++)
+            tw_buf_putc(out, k > n ? '=' : digit[v >> (18 - 6 * k) & 63]);
+    }
+}

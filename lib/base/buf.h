@@ -26,6 +26,7 @@ struct tw_str tw_buf_str(const struct tw_buf *b);   /* borrowed view of the cont
 
 /* Appends the bytes that S writes in base64, with or without padding; -1: it is none. */
 int tw_buf_base64(struct tw_buf *b, struct tw_str s);
+void tw_buf_to_base64(struct tw_buf *b, struct tw_str s);   /* the other way, with padding */
 
 /* UTF-8. tw_utf8_check: offset of the first byte that is not valid UTF-8 (overlong forms,
  * surrogates and > U+10FFFF are not valid), or n when all of it is. tw_utf8_next decodes one

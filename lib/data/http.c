@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <strings.h>
 #include <time.h>
+#include <unistd.h>
 
 #define HOPS 10
 #define HEAD_MAX ((size_t)1 << 20)
@@ -31,6 +32,7 @@ struct call {
     struct tw_err *err;
     bool started;       /* the final head was handed over */
     bool failed;        /* a callback said -1, ERR holds why */
+    int64_t sent;       /* of the file that is the body */
 };
 
 struct tw_http *tw_http_open(const struct tw_http_conf *conf, struct tw_err *err)
@@ -214,10 +216,45 @@ static size_t on_body(char *p, size_t size, size_t n, void *arg)
     return len;
 }
 
-static int on_tick(void *arg, curl_off_t a, curl_off_t b, curl_off_t d, curl_off_t e)
+static size_t on_read(char *p, size_t size, size_t n, void *arg)
+{
+    struct call *c = arg;
+    const struct tw_http_file *f = c->req->file;
+    int64_t left = f->n - c->sent;
+    size_t want = (int64_t)(size * n) < left ? size * n : (size_t)left;
+    ssize_t got;
+
+    if (!want)
+        return 0;
+    while ((got = pread(f->fd, p, want, (off_t)(f->from + c->sent))) < 0 && errno == EINTR)
+        ;
+    if (got <= 0) {
+        c->failed = true;
+        tw_fail(c->err, NULL, 0, got ? "the file cannot be read: %s" : "the file became shorter%s",
+                got ? strerror(errno) : "");
+        return CURL_READFUNC_ABORT;
+    }
+    c->sent += got;
+    return (size_t)got;
+}
+
+/* The connection turned out to be dead: the body is sent again. */
+static int on_seek(void *arg, curl_off_t at, int whence)
+{
+    struct call *c = arg;
+
+    if (whence != SEEK_SET)
+        return CURL_SEEKFUNC_CANTSEEK;
+    c->sent = at;
+    return CURL_SEEKFUNC_OK;
+}
+
+static int on_tick(void *arg, curl_off_t total, curl_off_t now, curl_off_t up_total, curl_off_t up)
 {
     const struct call *c = arg;
 
+    if (c->req->file && c->req->file->sent)
+        c->req->file->sent(c->req->file->arg, up);
     return c->req->stop && atomic_load(c->req->stop);
 }
 
@@ -273,6 +310,20 @@ static struct curl_slist *add_headers(struct curl_slist *list, const char *const
     return list;
 }
 
+static void set_file(struct call *c)
+{
+    CURL *e = c->conn->curl;
+
+    c->sent = 0;
+    curl_easy_setopt(e, CURLOPT_UPLOAD, 1L);
+    curl_easy_setopt(e, CURLOPT_INFILESIZE_LARGE, (curl_off_t)c->req->file->n);
+    curl_easy_setopt(e, CURLOPT_READFUNCTION, on_read);
+    curl_easy_setopt(e, CURLOPT_READDATA, c);
+    curl_easy_setopt(e, CURLOPT_SEEKFUNCTION, on_seek);
+    curl_easy_setopt(e, CURLOPT_SEEKDATA, c);
+    curl_easy_setopt(e, CURLOPT_CUSTOMREQUEST, c->req->method);
+}
+
 static void set_options(struct call *c, const char *url, const struct origin *o,
         struct curl_slist *headers)
 {
@@ -306,6 +357,8 @@ static void set_options(struct call *c, const char *url, const struct origin *o,
         curl_easy_setopt(e, CURLOPT_PROXY, "");
     if (req->method && !strcmp(req->method, "HEAD")) {
         curl_easy_setopt(e, CURLOPT_NOBODY, 1L);
+    } else if (req->file) {
+        set_file(c);
     } else if (req->method && strcmp(req->method, "GET")) {
         curl_easy_setopt(e, CURLOPT_POSTFIELDS, req->body.n ? req->body.p : "");
         curl_easy_setopt(e, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)req->body.n);

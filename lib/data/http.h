@@ -15,6 +15,7 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include <stdatomic.h>
+#include <stdint.h>
 
 struct tw_http;         /* what threads share: pauses of hosts, the hosts allowed and seen */
 struct tw_http_conn;    /* one thread's open connections */
@@ -33,12 +34,20 @@ struct tw_http_res {
     struct tw_buf body;         /* when the request has no `part` */
 };
 
+/* Bytes [from, from + n) of a file as a body. SENT (may be NULL) hears how many are on their way. */
+struct tw_http_file {
+    int fd;
+    int64_t from, n;
+    void (*sent)(void *arg, int64_t n);
+    void *arg;
+};
 struct tw_http_req {
     const char *method;             /* NULL: GET. Only GET and HEAD follow redirects */
     const char *url;
     const char *const *headers;     /* "Name: value", NULL-terminated; may be NULL */
     const char *const *secrets;     /* the same; only for the scheme, host and port of `url` */
     struct tw_str body;
+    const struct tw_http_file *file;    /* the body instead of `body`, streamed; NULL: none */
     double timeout;                 /* of the whole request, seconds; 0: none */
     double silence;                 /* seconds without a byte that end it; 0: 60 */
     size_t max_body;                /* of res->body; 0: 64 MiB */
