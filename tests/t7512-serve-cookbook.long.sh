@@ -44,6 +44,13 @@ test_case 'preference.dpo.train' '
 	column dpo_loss loss
 	awk "NR == 1 { first = \$1 } { last = \$1 } END { exit !(NR == 6 && first > 0.69 && last < 0.1) }" loss
 '
+test_case 'examples/serve/dpo.py: a custom loss of torch' '
+	cookbook
+	serve_start --state st
+	env -u HTTP_PROXY -u http_proxy TINKER_BASE_URL="$URL" TINKER_API_KEY=tml-test TINKER_TELEMETRY=0 STEPS=6 \
+	    PYTHONDONTWRITEBYTECODE=1 timeout 300 "$PY" "$TOP/examples/serve/dpo.py" >said 2>err || { cat said err; return 1; }
+	awk "NR == 1 { first = \$4 } { last = \$4; right = \$6 } END { exit !(NR == 6 && first > 0.69 && last < 0.2 && right == 1) }" said
+'
 for loss in stable_reinforce importance_sampling; do
 	test_case "rl_loop with $loss" '
 		cookbook

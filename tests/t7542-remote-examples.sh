@@ -20,4 +20,16 @@ example()
 test_case 'sft.sh' 'example sft 8'
 test_case 'dpo.sh' 'example dpo 16'
 test_case 'grpo.sh' 'example grpo 16'
+test_case 'serve/tenants.sh: four at once, each with what it would have had alone' '
+	serve_start --state st
+	export ROWS=16
+	mkdir a
+	TW_SERVER=$URL OUT=$PWD/a bash "$TOP/examples/serve/tenants.sh" >said
+	test_text said "dan: 16 records scored"
+	awk -f "$TOP/examples/sums.awk" -v n=16 -v as=chat >t.jsonl
+	tw-train -q -m tiny --lora r=16,alpha=32 --lr 1e-3 --batch 8 --epochs 2 -o alone t.jsonl
+	cmp a/anna/latest/adapter_model.safetensors alone/latest/adapter_model.safetensors
+	tw-sample -q -m tiny --score t.jsonl >alone.jsonl
+	cmp a/dan.jsonl alone.jsonl
+'
 test_done

@@ -247,7 +247,8 @@ static void refused(struct tw_call *c, int status)
         fail(c, TW_EDENIED, key && *key ? "the server does not know the key in TW_API_KEY" :
                 "the server wants a key: put it into TW_API_KEY");
     else
-        fail(c, status == 400 ? TW_EFAIL : status == 403 ? TW_EDENIED : TW_ENOTFOUND, *what ? what : tw_arena_printf(&c->arena, "status %d from %s %s", status, c->method, c->path));
+        fail(c, status == 400 ? TW_EFAIL : status == 403 ? TW_EDENIED : TW_ENOTFOUND, *what ? what :
+                tw_arena_printf(&c->arena, "status %d from %s %s", status, c->method, c->path));
 }
 
 /* A whole answer with a body that may be used. */

@@ -48,8 +48,8 @@ static int check(const struct tw_sample_opts *o, struct tw_err *err)
 
     for (size_t i = 0; i < sizeof rule / sizeof *rule; i++)
         if (rule[i].bad)
-            return tw_fail_code(err, TW_EMISUSE, rule[i].option, 0, "%s; without TW_SERVER this machine samples",
-                    rule[i].why);
+            return tw_fail_code(err, TW_EMISUSE, rule[i].option, 0, "%s; without TW_SERVER this machine "
+                    "samples", rule[i].why);
     return 0;
 }
 
