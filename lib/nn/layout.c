@@ -229,6 +229,16 @@ static int take_memory(struct tw_model *m, struct tw_err *err)
     return 0;
 }
 
+/* Whether W's gradient is made by linear_dw() or head() alone, so that it may be unset. */
+static bool may_be_unset(const struct tw_model *m, const struct tw_weight *w)
+{
+    if (!m->ops->sets || !w->matrix || tw_mat_count(&w->w) > 1 || w->w.ext)
+        return false;
+    if (w->def->slot == TW_S_EMBED)
+        return m->tied;                     /* look-ups have a gradient of their own then */
+    return w->def->slot != TW_S_CONV && w->def->slot != TW_S_ROUTER;
+}
+
 static void list_params(struct tw_model *m)
 {
     struct tw_params *ps = &m->params;
@@ -245,6 +255,7 @@ static void list_params(struct tw_model *m)
         p->w = w->master;
         p->g = w->dw.data;
         p->g2 = w->g2;
+        p->dw = may_be_unset(m, w) ? &w->dw : NULL;
         p->matrix = w->matrix;
         p->inner = w->matrix && w->layer >= 0 && w->def->slot != TW_S_CONV;
         p->n = tw_weight_elems(m, w, TW_F32);

@@ -85,6 +85,7 @@ struct tw_param {
     bool inner;                 /* a matrix inside the layers, or of an adapter: what Muon is for */
     struct tw_mat *low;         /* BF16 copy that tw_params_updated() refreshes; NULL: none */
     float *g2;                  /* a second gradient of a tied tensor, added before use; NULL */
+    struct tw_mat *dw;          /* whose data is g and which may be unset; NULL: g always is what it says */
 };
 struct tw_params {
     struct tw_param *p;
@@ -93,8 +94,10 @@ struct tw_params {
 };
 const struct tw_params *tw_model_params(struct tw_model *m);      /* NULL without opts.train */
 const struct tw_params *tw_adapter_params(struct tw_adapter *a);  /* NULL without train */
-void tw_params_zero(struct tw_dev *d, const struct tw_params *p);       /* gradients */
-/* Adds g2 to g (fixed order): once, before norm and update. */
+/* Gradients are zero, or unset where that will do: nothing is written then. */
+void tw_params_zero(struct tw_dev *d, const struct tw_params *p);
+/* Writes the zeros of gradients that are still unset and adds g2 to g (fixed order): once, before norm and
+ * update. Only from then on g may be read. */
 void tw_params_join(struct tw_dev *d, const struct tw_params *p);
 /* After an update: refreshes low-precision copies and whatever is derived from the weights. */
 void tw_params_updated(struct tw_dev *d, const struct tw_params *p);

@@ -113,7 +113,8 @@ struct tw_head {
     struct tw_tensor *dh;       /* [T, D] out, all of it (zero where no row was asked for); its sum
                                  * over V is one chain for each tile of 1024 rows, tiles added in
                                  * order: one chain over V would cost precision */
-    struct tw_mat *dw;          /* F32 [V, D], adds in a chain of rows; NULL: not trained */
+    struct tw_mat *dw;          /* F32 [V, D], adds in a chain of rows (it may be unset); NULL:
+                                 * not trained */
 };
 
 enum tw_act { TW_SILU, TW_GELU_TANH, TW_SIGMOID };
@@ -126,6 +127,7 @@ struct tw_cols {
 struct tw_ops {
     const char *name;           /* "cpu", "cuda", "count" */
     bool low_act;               /* activations are in the dtype of the products; else F32 */
+    bool sets;                  /* linear_dw() and head() know of gradients that are unset */
 
     /* Memory. put/get copy between host and device and are complete on return. */
     void *(*alloc)(struct tw_dev *d, size_t bytes, struct tw_err *err); /* 64-byte aligned, zeroed */
@@ -175,8 +177,8 @@ struct tw_ops {
             struct tw_tensor *dy, const struct tw_tensor *x, const float *w, int64_t n,
             const float *rstd, float off, const struct tw_rope *r);
 
-    /* y = x W^T (+ bias) (+ res); y may alias res. dx = dy W, added to dx when `add`. dw (F32) and
-     * dbias (may be NULL) add in a chain over tokens. */
+    /* y = x W^T (+ bias) (+ res); y may alias res. dx = dy W, added to dx when `add`. dw (F32; it
+     * may be unset) and dbias (may be NULL) add in a chain over tokens. */
     void (*linear)(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor *x,
             const struct tw_mat *w, const float *bias, const struct tw_tensor *res);
     void (*linear_dx)(struct tw_dev *d, struct tw_tensor *dx, bool add, const struct tw_tensor *dy,

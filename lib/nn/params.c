@@ -20,6 +20,12 @@ void tw_params_zero(struct tw_dev *d, const struct tw_params *p)
         char *g = (char *)p->p[i].g;
         size_t bytes = (size_t)p->p[i].n * sizeof(float);
 
+        if (p->p[i].g2)
+            tw_ops(d)->zero(d, p->p[i].g2, bytes);
+        if (p->p[i].dw) {
+            p->p[i].dw->unset = true;
+            continue;
+        }
         if (to && g != from + tw_dev_round((size_t)(to - from))) {
             tw_ops(d)->zero(d, from, (size_t)(to - from));
             from = NULL;
@@ -27,8 +33,6 @@ void tw_params_zero(struct tw_dev *d, const struct tw_params *p)
         if (!from)
             from = g;
         to = g + bytes;
-        if (p->p[i].g2)
-            tw_ops(d)->zero(d, p->p[i].g2, bytes);
     }
     if (from)
         tw_ops(d)->zero(d, from, (size_t)(to - from));
@@ -37,10 +41,17 @@ void tw_params_zero(struct tw_dev *d, const struct tw_params *p)
 void tw_params_join(struct tw_dev *d, const struct tw_params *p)
 {
     for (int64_t i = 0; i < p->n; i++) {
-        if (!p->p[i].g2)
+        const struct tw_param *q = &p->p[i];
+        size_t bytes = (size_t)q->n * sizeof(float);
+
+        if (q->dw && q->dw->unset) {
+            tw_ops(d)->zero(d, q->g, bytes);
+            q->dw->unset = false;
+        }
+        if (!q->g2)
             continue;
-        tw_ops(d)->axpy(d, p->p[i].g, 1, p->p[i].g2, p->p[i].n);
-        tw_ops(d)->zero(d, p->p[i].g2, (size_t)p->p[i].n * sizeof(float));
+        tw_ops(d)->axpy(d, q->g, 1, q->g2, q->n);
+        tw_ops(d)->zero(d, q->g2, bytes);
     }
 }
 

@@ -26,6 +26,8 @@ struct tw_mat {
     uint16_t *low;              /* a BF16 matrix that stands for F32, each value the nearest BF16 (away
                                  * from zero when there are two): F32 bits are (bits of data << 16) +
                                  * (int16_t)low, modulo 2^32; in the layout of data; mostly NULL */
+    bool unset;                 /* a gradient that counts as zero, whatever data holds: the op that adds
+                                 * to it first (linear_dw(), head()) writes, and takes the mark away */
 };
 
 static inline int64_t tw_mat_count(const struct tw_mat *m) { return m->n > 1 ? m->n : 1; }

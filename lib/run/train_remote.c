@@ -22,7 +22,8 @@ static int check(struct tw_trainer *t, struct tw_err *err)
         { t->lora.rslora, "--lora", "a server has no rslora" },
         { o->lora && strcmp(t->lora.init, "default"), "--lora", "a server has no init but the default" },
         { t->loss.uniform > 0, "--loss", "label_smoothing needs more than a server tells" },
-        { t->optim_opts.kind != TW_ADAMW, "--optimizer", "a server has adamw" },
+        { t->optim_opts.kind != TW_ADAMW || t->optim_opts.states, "--optimizer", "a server has adamw with "
+            "moments in f32" },
         { o->router_aux > 0, "--router-aux", "a server does not balance routers" },
         { o->router_bias > 0, "--router-bias", "a server trains adapters" },
         { o->router_replay, "--router-replay", "a server does not take recorded experts" },

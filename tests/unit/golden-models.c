@@ -6,6 +6,7 @@
 #include "base/io.h"
 #include "base/json.h"
 #include "nn/model_priv.h"
+#include "help_grads.h"
 #include "nn/optim.h"
 #include <math.h>
 
@@ -337,7 +338,7 @@ static void check_adamw(struct golden *g, struct tw_model *m, struct tw_adapter 
     tw_json_get_num(j, "eps", &o.eps, NULL);
     o.decay = tw_json_get(j, "weight_decay")->d;
     opt = tw_optim_open(g->dev, ps, a != NULL, &o, &err);
-    tw_params_zero(g->dev, ps);
+    help_zero_grads(g->dev, ps);
     for (int64_t i = 0; i < loss->n; i++) {
         worst = fmax(worst, rel1(run(g, m, a, TW_BACKWARD, NULL), loss->item[i].d));
         if (tw_optim_step(opt, tw_json_get(j, "lr")->d, clip ? clip->d : 0, &rep, &err)) {

@@ -1,9 +1,9 @@
 /* model_bits.c - usage: model_bits [DIR..]
  * What must not change a bit: neighbours, cuts, threads, recomputation, the way a sequence is
  * decoded. In F32 and BF16, on the models of DIR or some of tests/data/models. */
+#include "help_grads.h"
 #include "test.h"
 #include "base/rng.h"
-#include "nn/model.h"
 #include <math.h>
 
 #define NSEQ 6
@@ -108,7 +108,7 @@ static float *grads(const struct tw_params *p)
     tw_params_join(dev, p);
     for (int64_t i = 0; i < p->n; at += p->p[i++].n)
         tw_ops(dev)->get(dev, at, p->p[i].g, (size_t)p->p[i].n * sizeof *at);
-    tw_params_zero(dev, p);
+    help_zero_grads(dev, p);
     return all;
 }
 
@@ -162,7 +162,7 @@ static void micro_cuts(void)
     if (!m)
         return;
     p = tw_model_params(m);
-    tw_params_zero(dev, p);
+    help_zero_grads(dev, p);
     run(m, all, NSEQ, NULL, TW_BACKWARD, NULL);
     whole = grads(p);
     run(m, all, 2, NULL, TW_BACKWARD, NULL);
@@ -183,7 +183,7 @@ static void recompute(void)
     if (!m)
         return;
     p = tw_model_params(m);
-    tw_params_zero(dev, p);
+    help_zero_grads(dev, p);
     run(m, all, NSEQ, NULL, TW_BACKWARD, keep);
     a = grads(p);
     run(m, all, NSEQ, NULL, TW_BACKWARD | TW_RECOMPUTE, again);

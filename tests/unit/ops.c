@@ -184,9 +184,42 @@ static void dw_on(struct help_dev *h, const struct shape *s, enum tw_dtype produ
     free(dy), free(x), free(dw), free(db), free(want), free(wantb);
 }
 
+/* What is unset is written by the first call, whatever was there, and added to by the next. */
+static void check_unset(struct help_dev *h, enum tw_dtype products)
+{
+    enum { T = 40, N = 37, K = 21 };
+    float *dy = help_rand(T * N, 1, 1), *x = help_rand(T * K, 2, 1), *got, *want;
+    struct tw_tensor vy = help_tensor(h->d, dy, T, N, N), vx = help_tensor(h->d, x, T, K, K);
+    struct tw_mat a = help_mat(h->d, NULL, N, K, TW_F32), b = a;
+    int64_t all = ON(mat_elems, N, K, TW_F32), whole[2] = { 0, T };
+    float *junk = help_rand(all, 3, 1);
+
+    b.data = help_put(h->d, junk, (size_t)all * 4);
+    b.unset = true;
+    ON(begin, products, whole, 1);
+    vy.rows = vx.rows = 0;
+    ON(linear_dw, &b, NULL, &vy, &vx);
+    CHECK(b.unset);                             /* nothing was added yet */
+    vy.rows = vx.rows = T;
+    for (int i = 0; i < 2; i++) {
+        ON(linear_dw, &a, NULL, &vy, &vx);
+        ON(linear_dw, &b, NULL, &vy, &vx);
+        CHECK(!b.unset);
+    }
+    ON(begin, TW_F32, NULL, 0);
+    want = help_get(h->d, a.data, all);
+    got = help_get(h->d, b.data, all);
+    CHECK(help_same(got, want, (size_t)all * 4, "linear_dw of what is unset"));
+    free(got), free(want), free(junk), free(dy), free(x);
+    drop(h->d, a.data), drop(h->d, b.data), drop(h->d, vy.data), drop(h->d, vx.data);
+}
+
 static void linear_dw(void)
 {
     help_forget();
+    DEVS(h)
+        for (int low = 0; low < 2 && tw_ops(h->d)->sets; low++)
+            check_unset(h, low ? TW_BF16 : TW_F32);
     DEVS(h)
         for (int i = 0; i < NSHAPE; i++)
             dw_on(h, &shapes[i], TW_F32, i);

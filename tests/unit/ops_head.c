@@ -80,6 +80,27 @@ static void check_pick(struct help_dev *h, const struct head *r, const struct tw
     free(z);
 }
 
+/* What is unset counts as zero, whatever it holds. */
+static void check_unset(struct help_dev *h, const struct head *r, struct tw_head a)
+{
+    struct tw_mat zero = help_mat(h->d, NULL, r->V, r->D, TW_F32), *dw = a.dw;
+    int64_t n = ON(mat_elems, r->V, r->D, TW_F32);
+    float *got, *want;
+
+    dw->unset = tw_ops(h->d)->sets;
+    if (dw->unset) {
+        ON(head, &a);
+        CHECK(!dw->unset);
+        a.dw = &zero;
+        ON(head, &a);
+        got = help_get(h->d, dw->data, n);
+        want = help_get(h->d, zero.data, n);
+        CHECK(help_same(got, want, (size_t)n * 4, "dw of what is unset"));
+        free(got), free(want);
+    }
+    drop(h->d, zero.data);
+}
+
 static void head_on(struct help_dev *h, struct head *r, enum tw_dtype t, int slot)
 {
     struct tw_dev *d = h->d;
@@ -117,6 +138,7 @@ static void head_on(struct help_dev *h, struct head *r, enum tw_dtype t, int slo
     CHECK(help_near(got, r->dw, r->V * r->D, tol, "dw"));
     CHECK(help_agree(slot + 2, got, r->V * r->D, "dw", h->name));
     free(got);
+    check_unset(h, r, a);
     drop(d, a.logp);                            /* forward only, one row at a time */
     a.logp = help_put(d, NULL, ROWS * 4);
     drop(d, (void *)a.coef);

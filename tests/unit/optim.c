@@ -106,6 +106,28 @@ static void sgd_has_a_momentum(void)
     close_set(&s);
 }
 
+/* A gradient that nobody wrote is zero, and what is written goes on from there. */
+static void what_is_unset_counts_as_zero(void)
+{
+    struct tw_optim_opts opts = { .kind = TW_SGD };
+    struct tw_mat dw = { .dtype = TW_F32, .rows = 2, .cols = 3 };
+    struct tw_optim_report r;
+    struct tw_err err = { 0 };
+    struct set s;
+
+    open_set(&s, &opts);
+    dw.data = s.p[0].g;
+    s.p[0].dw = &dw;
+    tw_params_zero(s.dev, &s.params);
+    CHECK(dw.unset);
+    put(&s, 0, true, start);                        /* what is there is of no meaning */
+    CHECK(tw_optim_step(s.o, 1, 1, &r, &err) == 0 && r.norm == 0 && dw.unset);
+    CHECK(!memcmp(get(&s, 0, false), zero, sizeof zero));
+    tw_params_join(s.dev, &s.params);
+    CHECK(!dw.unset && !memcmp(get(&s, 0, true), zero, sizeof zero));
+    close_set(&s);
+}
+
 static void only_matrices_decay(void)
 {
     for (int all = 0; all < 2; all++) {
@@ -232,6 +254,7 @@ int main(void)
 {
     RUN(adamw_is_the_formula);
     RUN(sgd_has_a_momentum);
+    RUN(what_is_unset_counts_as_zero);
     RUN(only_matrices_decay);
     RUN(the_norm_is_of_everything_and_before_clipping);
     RUN(a_gradient_that_is_not_finite_changes_nothing);

@@ -260,6 +260,7 @@ void tw_cpu_linear(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor
 void tw_cpu_begin(struct tw_dev *d, enum tw_dtype products, const int64_t *t0, int64_t nseq);
 void tw_cpu_linear_dx(struct tw_dev *d, struct tw_tensor *dx, bool add, const struct tw_tensor *dy,
         const struct tw_mat *w);
+void tw_cpu_set(const struct tw_dev *d, struct tw_mat *dw);    /* zero, if it is unset */
 void tw_cpu_linear_dw(struct tw_dev *d, struct tw_mat *dw, float *dbias, const struct tw_tensor *dy,
         const struct tw_tensor *x);
 void tw_cpu_lora(struct tw_dev *d, struct tw_tensor *y, struct tw_tensor *h,

@@ -194,6 +194,8 @@ void tw_cpu_head(struct tw_dev *dev, const struct tw_head *h)
     if (h->coef)
         for (int64_t t = 0; t < h->dh->rows; t++)
             memset(tw_row(h->dh, t), 0, (size_t)D * 4);
+    if (h->coef && h->dw && h->n)
+        tw_cpu_set(dev, h->dw);
     for (j.i0 = 0; j.i0 < h->n; j.i0 += j.n) {
         next_chunk(&j, rows);
         tw_cpu_run(d, j.n, gather, &j);
