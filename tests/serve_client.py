@@ -25,7 +25,15 @@ def where():
     return host.strip("[]"), int(port)
 
 
-def connect(timeout=60):
+def eventually(true, seconds=300):
+    """Until it is so: machines that run tests may be slow, or busy."""
+    end = time.time() + seconds
+    while not true():
+        assert time.time() < end, "it never came true"
+        time.sleep(0.05)
+
+
+def connect(timeout=300):
     if URL.startswith("unix:"):
         return Unix(URL[5:], timeout)
     if URL.startswith("https:"):
@@ -34,7 +42,7 @@ def connect(timeout=60):
     return http.client.HTTPConnection(*where(), timeout=timeout)
 
 
-def raw(timeout=60):
+def raw(timeout=300):
     return socket.create_connection(where(), timeout)
 
 
@@ -47,7 +55,7 @@ class Reply:
         return json.loads(self.body)
 
 
-def call(method, path, body=None, key=KEY, con=None, headers={}, timeout=60):
+def call(method, path, body=None, key=KEY, con=None, headers={}, timeout=300):
     c = con or connect(timeout)
     h = dict(headers)
     if key is not None:

@@ -115,7 +115,7 @@ test_case 'F02: killed at any time, the next run goes on' '
 	behave "{\"slow\": 2}"
 	tw-fetch hf://org/m &
 	p=$!
-	sleep 1.2
+	until [ "$(cat $repo/parts/*.part 2>/dev/null | wc -c)" -gt 1000 ]; do sleep 0.05; done
 	kill -9 $p
 	wait $p || true
 	n=$(cat $repo/parts/*.part | wc -c)
@@ -329,7 +329,7 @@ test_case 'F11: four processes fetch one model once' '
 	behave "{\"slow\": 1}"
 	for i in 1 2 3 4; do tw-fetch hf://org/m >out$i 2>err$i & done
 	for i in 1 2 3 4; do
-		for j in $(seq 100); do [ ! -s out$i ] || break; sleep 0.1; done
+		for j in $(seq 3000); do [ ! -s out$i ] || break; sleep 0.1; done
 	done
 	sleep 0.2
 	for i in 2 3 4; do cmp out1 out$i; done
@@ -344,10 +344,10 @@ test_case 'F11: when the one that fetches is killed, the next goes on' '
 	behave "{\"slow\": 3}"
 	tw-fetch hf://org/m >out1 2>err1 &
 	p=$!
-	sleep 1
+	until ls $repo/parts/*.part >/dev/null 2>&1; do sleep 0.05; done
 	tw-fetch hf://org/m >out2 2>err2 &
 	q=$!
-	sleep 0.7
+	until grep -q waiting err2; do sleep 0.05; done
 	kill -9 $p
 	wait $q
 	same "$(cat out2)"

@@ -80,14 +80,12 @@ for ttl, status in ((0, 400), (-1, 400), (\"x\", 400), (3600, 204), (None, 204))
     assert bool(get(\"checkpoints\")[\"checkpoints\"][-1][\"expires_at\"]) == (ttl == 3600)
 expect(204, \"PUT\", at(s1, \"/ttl\"), {\"ttl_seconds\": 1})
 n = len(os.listdir(\"st/checkpoints\"))
-time.sleep(3)
-assert len(os.listdir(\"st/checkpoints\")) == n - 1
+eventually(lambda: len(os.listdir(\"st/checkpoints\")) == n - 1)
 expect(404, \"DELETE\", at(s1))
 r = wait(save(m, 6, \"ck\"))
 assert r[\"category\"] == \"user\" and \"overwrite\" in r[\"error\"], r
 assert wait(save(m, 7, \"ck\", overwrite=True))[\"path\"] == ck
-time.sleep(0.5)
-assert len(os.listdir(\"st/checkpoints\")) == n - 1
+eventually(lambda: len(os.listdir(\"st/checkpoints\")) == n - 1)
 assert \"user_metadata\" in get(\"checkpoints\")[\"checkpoints\"][0] and get(\"checkpoints\")[\"checkpoints\"][0][\"user_metadata\"] is None
 expect(404, \"DELETE\", at(ck), **other)
 expect(204, \"DELETE\", at(ck))

@@ -210,9 +210,10 @@ static void accepted(void *arg, struct tw_op *o)
     tw_order_add(s, f);
 }
 
-void tw_future_accept(struct tw_srv *s, struct tw_future *f, struct tw_str body, struct tw_op *o)
+void tw_future_accept(struct tw_srv *s, struct tw_future *f, struct tw_req *r, struct tw_op *o)
 {
-    struct tw_blob *b = tw_blob_new(body.p, body.n);
+    bool coded;
+    struct tw_blob *b = tw_req_keep(r, &coded);
 
     if (!o)
         o = tw_op_new(NULL, s);
@@ -222,10 +223,11 @@ void tw_future_accept(struct tw_srv *s, struct tw_future *f, struct tw_str body,
     if (f->dedup)
         tw_map_put(&s->dedup, f->dedup, f);
     tw_op_add(o,
-            "INSERT INTO request (id, tenant, kind, session, target, seq, dedup, type, body, digest, state,"
-            " created, reply) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?)",
-            "ttittittbtdt", f->id, f->tenant->name, (int64_t)f->kind, f->session, f->target, f->seq,
-            f->dedup, f->type, b, f->digest, f->created, f->reply);
+            "INSERT INTO request (id, tenant, kind, session, target, seq, dedup, type, digest, state,"
+            " created, reply) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?)",
+            "ttittitttdt", f->id, f->tenant->name, (int64_t)f->kind, f->session, f->target, f->seq,
+            f->dedup, f->type, f->digest, f->created, f->reply);
+    tw_op_add(o, "INSERT INTO body (n, coded, body) VALUES (last_insert_rowid(), ?, ?)", "ib", (int64_t)coded, b);
     tw_blob_unref(b);
     tw_store_submit(s->store, o);
 }
@@ -260,10 +262,6 @@ static void settled(void *arg, struct tw_op *o)
 void tw_future_done(
         struct tw_srv *s, struct tw_future *f, struct tw_blob *json, struct tw_blob *proto, struct tw_op *o)
 {
-    static const char keep[] = "UPDATE request SET state = ?, done = ?, json = ?, proto = ? WHERE id = ?";
-    static const char drop[] = "UPDATE request SET state = ?, done = ?, json = ?, proto = ?, body = NULL"
-                               " WHERE id = ?";
-
     if (f->counted)
         f->tenant->unfinished--;
     f->counted = false;
@@ -288,8 +286,10 @@ void tw_future_done(
     o->done = settled;
     o->arg = s;
     o->user = f;
-    tw_op_add(o, f->state == TW_FUTURE_DONE && tw_future_has_effect(f) ? keep : drop, "idbbt",
+    tw_op_add(o, "UPDATE request SET state = ?, done = ?, json = ?, proto = ? WHERE id = ?", "idbbt",
             (int64_t)f->state, f->done, json, proto, f->id);
+    if (f->state != TW_FUTURE_DONE || !tw_future_has_effect(f))
+        tw_op_add(o, "DELETE FROM body WHERE n = (SELECT n FROM request WHERE id = ?)", "t", f->id);
     tw_store_submit(s->store, o);
 }
 

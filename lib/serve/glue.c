@@ -10,7 +10,7 @@ struct ticket { /* one work on its way there and back */
     struct tw_work *w;
 };
 
-static struct tw_blob *take(struct tw_buf *b) { return b->p ? tw_blob_new(b->p, b->n) : NULL; }
+static struct tw_blob *take(struct tw_buf *b) { return b->p ? tw_blob_take(b) : NULL; }
 
 static void failed(struct tw_srv *s, struct tw_future *f, struct tw_work *w)
 {
@@ -172,9 +172,9 @@ static void snapshot_came(void *arg, struct tw_mail *m)
         tw_op_add(o, "UPDATE run SET snap_seq = ?, snap = ? WHERE id = ?", "itt", n->seq,
                 strrchr(n->path, '/') + 1, run->id);
         tw_op_add(o,
-                "UPDATE request SET body = NULL WHERE target = ? AND seq BETWEEN 0 AND ? AND state > 0"
-                " AND body NOT NULL",
-                "ti", run->id, n->seq);
+                "DELETE FROM body WHERE n IN (SELECT n FROM request WHERE target = ? AND seq BETWEEN ? AND ?"
+                " AND state > 0)",
+                "tii", run->id, run->snap_seq > 0 ? run->snap_seq : (int64_t)0, n->seq);
         o->user = run->snap && strcmp(run->snap, n->path) ? run->snap : NULL;
         if (!o->user)
             free(run->snap);

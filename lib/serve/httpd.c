@@ -7,12 +7,9 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
-#include <zstd.h>
 
 #define FD_RESERVE 200              /* descriptors that are not connections: files, the store, ... */
 #define CONNECTION_BYTES 131072     /* its buffer; touched only as far as it is used */
-#define RESERVED (6u << 20)         /* at most, for a body before it came */
-#define SWALLOWED 4                 /* times the longest body */
 #define SLOW_BYTES 65536.0          /* bytes a second that a body or a reply has to keep up */
 
 static void phase(struct tw_conn *c, enum tw_conn_phase p)
@@ -94,8 +91,9 @@ static void on_completed(void *arg, struct MHD_Connection *con, void **ctx,
     }
     if (s->response)
         MHD_destroy_response(s->response);
-    h->bodies -= s->body.cap;
+    h->bodies -= s->body.cap + s->coded.cap;
     tw_buf_free(&s->body);
+    tw_buf_free(&s->coded);
     if (s->stream)
         tw_buf_free(&s->stream->buf);
     free(s->stream);
@@ -167,44 +165,6 @@ enum MHD_Result tw_httpd_queue(struct tw_req *r)
     return ok;
 }
 
-/* Undoes the content coding of the body in place. */
-static bool inflate_body(struct tw_req *r)
-{
-    struct tw_httpd_state *s = r->state;
-    const char *coding = tw_req_header(r, "Content-Encoding");
-    size_t max = s->http->o.max_body, n;
-    struct tw_buf out = { 0 };
-    ZSTD_DStream *z;
-    ZSTD_inBuffer in = { s->body.p, s->body.n, 0 };
-
-    if (!coding || !*coding || !strcasecmp(coding, "identity"))
-        return true;
-    z = ZSTD_createDStream();
-    do {
-        ZSTD_outBuffer o = { tw_buf_grow(&out, 65536), 65536, 0 };
-
-        n = ZSTD_decompressStream(z, &o, &in);
-        out.n += o.pos;
-        if (ZSTD_isError(n) || out.n > max)
-            break;
-        if (in.pos == in.size && o.pos < o.size)
-            break;
-    } while (1);
-    ZSTD_freeDStream(z);
-    if (ZSTD_isError(n) || n || out.n > max) {
-        if (out.n > max)
-            tw_reply_error(r, 413, "the body is longer than %zu bytes when decompressed", max);
-        else
-            tw_reply_error(r, 400, "the body is no whole zstd frame");
-        tw_buf_free(&out);
-        return false;
-    }
-    s->http->bodies += out.cap - s->body.cap;
-    tw_buf_free(&s->body);
-    s->body = out;
-    return true;
-}
-
 static void take_head(struct tw_req *r, const char *method)
 {
     struct tw_httpd *h = r->state->http;
@@ -242,37 +202,7 @@ static bool swallow(struct tw_req *r)
     const char *length = tw_req_header(r, "Content-Length");
 
     return !tw_req_header(r, "Expect") &&
-            (!length || strtoull(length, NULL, 10) <= SWALLOWED * r->state->http->o.max_body);
-}
-
-/* Room for what was announced, in reason: a body that grows is copied again and again. */
-static void reserve(struct tw_req *r)
-{
-    const char *length = tw_req_header(r, "Content-Length");
-    unsigned long long n = length ? strtoull(length, NULL, 10) : 0;
-
-    tw_buf_grow(&r->state->body, n < RESERVED ? (size_t)n : RESERVED);
-}
-
-static enum MHD_Result take_body(struct tw_req *r, const char *data, size_t n)
-{
-    struct tw_httpd_state *s = r->state;
-    size_t cap = s->body.cap;
-
-    s->in += n;
-    if (s->conn)
-        s->conn->bytes += n;
-    if (s->in > s->http->o.max_body) {
-        s->too_big = true;
-        return s->in > SWALLOWED * s->http->o.max_body ? MHD_NO : MHD_YES;
-    }
-    if (s->answered)
-        return MHD_YES;
-    if (!s->body.p)
-        reserve(r);
-    tw_buf_add(&s->body, data, n);
-    s->http->bodies += s->body.cap - cap;
-    return MHD_YES;
+            (!length || strtoull(length, NULL, 10) <= TW_SWALLOWED * r->state->http->o.max_body);
 }
 
 static enum MHD_Result on_request(void *arg, struct MHD_Connection *con, const char *url, const char *method,
@@ -288,7 +218,7 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *con, const c
         return s->answered && !swallow(r) ? tw_httpd_queue(r) : MHD_YES;
     }
     if (*ndata) {
-        enum MHD_Result ok = take_body(r, data, *ndata);
+        enum MHD_Result ok = tw_httpd_body(r, data, *ndata);
 
         *ndata = 0;
         return ok;
@@ -298,7 +228,7 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *con, const c
     phase(s->conn, TW_CONN_WORK);
     if (s->too_big) {
         tw_reply_error(r, 413, "the body is longer than %zu bytes", h->o.max_body);
-    } else if (inflate_body(r)) {
+    } else if (tw_httpd_inflate(r)) {
         r->body = tw_buf_str(&s->body);
         h->o.handle(r);
     }

@@ -25,9 +25,10 @@ struct tw_endpoint;
 struct tw_blob {
     int refs;
     size_t n;
-    char p[];
+    char *p, own[];                 /* p: own, or a buffer that was taken over */
 };
 struct tw_blob *tw_blob_new(const void *p, size_t n);   /* one reference; P NULL: zeroes */
+struct tw_blob *tw_blob_take(struct tw_buf *b);         /* B's content without a copy; B is empty then */
 struct tw_blob *tw_blob_ref(struct tw_blob *b);         /* atomic; any thread */
 void tw_blob_unref(struct tw_blob *b);                  /* NULL is nothing */
 
@@ -50,6 +51,12 @@ struct tw_req {
     void (*gone)(struct tw_req *r);
     struct tw_httpd_state *state;    /* httpd.c's */
 };
+
+/* The body for who outlives the request, without a copy: as it came (*CODED: a zstd frame), or decoded. Once;
+ * r->body may be gone when the blob is. */
+struct tw_blob *tw_req_keep(struct tw_req *r, bool *coded);
+/* What a frame decodes to, appended to OUT: 0, 400 no whole frame, 413 more than MAX bytes. */
+int tw_body_inflate(struct tw_buf *out, struct tw_str coded, size_t max);
 
 /* NULL when it was not sent. The last of a repeated one; names without regard to case. */
 const char *tw_req_header(struct tw_req *r, const char *name);

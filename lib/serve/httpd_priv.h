@@ -31,7 +31,7 @@ struct tw_httpd_state {
     bool too_big;
     size_t in, out;
     double t0;
-    struct tw_buf body;
+    struct tw_buf body, coded;      /* coded: as it came, when that was another */
     struct { const char *name, *value; } header[6];
     int nheader;
     struct tw_stream *stream;
@@ -56,5 +56,8 @@ void tw_httpd_wake(struct tw_req *r);
 void tw_httpd_park(struct tw_req *r);
 int tw_httpd_split(struct tw_req *r, const char *uri);   /* path, segments; -1: not a path of ours */
 enum MHD_Result tw_httpd_queue(struct tw_req *r);
+#define TW_SWALLOWED 4              /* times the longest body is read of one that is refused */
+enum MHD_Result tw_httpd_body(struct tw_req *r, const char *data, size_t n);    /* a piece of it */
+bool tw_httpd_inflate(struct tw_req *r);        /* undoes its content coding; false: an error was sent */
 
 #endif

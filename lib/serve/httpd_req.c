@@ -11,11 +11,23 @@ struct tw_blob *tw_blob_new(const void *p, size_t n)
 
     b->refs = 1;
     b->n = n;
+    b->p = b->own;
     if (p)
         memcpy(b->p, p, n);
     else
         memset(b->p, 0, n);
     b->p[n] = 0;
+    return b;
+}
+
+struct tw_blob *tw_blob_take(struct tw_buf *from)
+{
+    struct tw_blob *b = tw_xmalloc(sizeof *b);
+
+    if (!from->p)
+        tw_buf_add(from, "", 0);
+    *b = (struct tw_blob){ .refs = 1, .n = from->n, .p = from->p };
+    *from = (struct tw_buf){ 0 };
     return b;
 }
 
@@ -28,8 +40,11 @@ struct tw_blob *tw_blob_ref(struct tw_blob *b)
 
 void tw_blob_unref(struct tw_blob *b)
 {
-    if (b && !__atomic_sub_fetch(&b->refs, 1, __ATOMIC_ACQ_REL))
-        free(b);
+    if (!b || __atomic_sub_fetch(&b->refs, 1, __ATOMIC_ACQ_REL))
+        return;
+    if (b->p != b->own)
+        free(b->p);
+    free(b);
 }
 
 static int hex(char c)

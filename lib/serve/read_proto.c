@@ -144,8 +144,9 @@ static int span(struct tw_str text, struct tw_datum_raw *raw, int64_t *at)
     return 0;
 }
 
-/* The tokens of a chunk go behind those that are there: 0, -1 malformed, 1 wrong. */
-static int chunk(struct tw_str text, struct tw_datum_raw *raw, int64_t room, struct tw_err *err)
+/* The tokens of a chunk go behind those that are there, or are only counted when there is no room yet:
+ * 0, -1 malformed, 1 wrong. */
+static int chunk(struct tw_str text, struct tw_datum_raw *raw, struct tw_err *err)
 {
     struct tw_pb m = tw_pb(text), in;
     struct tw_pb_field f, g;
@@ -162,9 +163,10 @@ static int chunk(struct tw_str text, struct tw_datum_raw *raw, int64_t room, str
         while ((got = tw_pb_next(&in, &g)) > 0) {
             if (g.no != 1 || g.wire != TW_PB_LEN)
                 continue;
-            if (g.s.n % 4 || (int64_t)(g.s.n / 4) > room - raw->n)
+            if (g.s.n % 4)
                 return -1;
-            memcpy(raw->token + raw->n, g.s.p, g.s.n);
+            if (raw->token)
+                memcpy(raw->token + raw->n, g.s.p, g.s.n);
             raw->n += (int64_t)(g.s.n / 4);
         }
         if (got < 0)
@@ -179,14 +181,20 @@ static int datum(struct tw_arena *a, struct tw_str text, struct tw_datum_raw *ra
 {
     struct tw_pb m = tw_pb(text);
     struct tw_pb_field f, v;
-    int64_t count = 0, spans = 0, at = 0, room = (int64_t)(text.n / 4);
+    int64_t count = 0, spans = 0, at = 0;
     int got, bad = 0;
 
-    *raw = (struct tw_datum_raw){ .token = tw_arena_alloc(a, text.n + 1) };
-    while ((got = tw_pb_next(&m, &f)) > 0)
-        count += f.no == 2, spans += f.no == 4;
-    if (got < 0)
-        return -1;
+    *raw = (struct tw_datum_raw){ 0 };
+    while ((got = tw_pb_next(&m, &f)) > 0 && !bad) {
+        count += f.no == 2;
+        spans += f.no == 4;
+        if (f.no == 1 && f.wire == TW_PB_LEN)
+            bad = chunk(f.s, raw, err);
+    }
+    if (got < 0 || bad)
+        return bad ? bad : -1;
+    raw->token = tw_arena_alloc(a, (size_t)raw->n * sizeof *raw->token + 1);
+    raw->n = 0;
     raw->t = tw_arena_alloc(a, (size_t)count * sizeof *raw->t + 1);
     for (m = tw_pb(text); (got = tw_pb_next(&m, &f)) > 0 && !bad;) {
         struct tw_tensor_in *t = &raw->t[raw->nt];
@@ -194,7 +202,7 @@ static int datum(struct tw_arena *a, struct tw_str text, struct tw_datum_raw *ra
         if (f.wire != TW_PB_LEN)
             continue;
         if (f.no == 1)
-            bad = chunk(f.s, raw, room, err);
+            bad = chunk(f.s, raw, err);
         if (f.no != 2)
             continue;
         if (entry(f.s, &t->name, &v) < 0 || v.wire != TW_PB_LEN)

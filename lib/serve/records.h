@@ -90,9 +90,9 @@ struct tw_future *tw_future_get(struct tw_srv *s, struct tw_tenant *t, struct tw
 struct tw_future *tw_future_dedup(struct tw_srv *s, const char *dedup);
 /* The submit R is answered with f->reply when the journal has F. */
 void tw_future_answer(struct tw_srv *s, struct tw_future *f, struct tw_req *r);
-/* Writes F and its BODY to the journal with what else is in O (NULL: nothing), answers its submits, then
+/* Writes F and R's body to the journal with what else is in O (NULL: nothing), answers its submits, then
  * calls accepted(s, f). */
-void tw_future_accept(struct tw_srv *s, struct tw_future *f, struct tw_str body, struct tw_op *o);
+void tw_future_accept(struct tw_srv *s, struct tw_future *f, struct tw_req *r, struct tw_op *o);
 /* Ends F. JSON and PROTO are taken over; O (NULL: nothing) goes into the same transaction. */
 void tw_future_done(struct tw_srv *s, struct tw_future *f, struct tw_blob *json, struct tw_blob *proto,
         struct tw_op *o);
@@ -107,7 +107,7 @@ bool tw_future_has_effect(const struct tw_future *f); /* on its model: it is rep
 struct tw_future *tw_future_row(struct tw_srv *s, const struct tw_row *r);
 #define TW_FUTURE_COLUMNS                                                                                  \
     "id, tenant, kind, session, target, seq, dedup, type, digest, state, created, done,"                   \
-    " json, proto, reply, body"
+    " json, proto, reply"
 /* {"request_id": .., "model_id": ..} */
 void tw_future_reply_text(struct tw_future *f, const char *model, const char *extra);
 

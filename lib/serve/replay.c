@@ -5,12 +5,31 @@
 #include "base/io.h"
 #include <dirent.h>
 
+#define BODY ", coded, body FROM request LEFT JOIN body USING (n)"
+
 struct replay {
     struct tw_srv *s;
     int64_t n;
 };
 
-static void again(struct tw_srv *s, struct tw_future *f, struct tw_str body)
+/* The work that a journalled body asks for. */
+static struct tw_work *decode(struct tw_srv *s, struct tw_future *f, const struct tw_row *r, struct tw_err *err)
+{
+    struct tw_str body = tw_col_str(r, 16);
+    struct tw_buf plain = { 0 };
+    struct tw_work *w;
+
+    if (tw_col_int(r, 15) && tw_body_inflate(&plain, body, SIZE_MAX)) {
+        tw_buf_free(&plain);
+        tw_fail(err, NULL, 0, "its body is not what was stored");
+        return NULL;
+    }
+    w = tw_decode(s, f->kind, f->type ? f->type : "json", f->tenant, plain.p ? tw_buf_str(&plain) : body, err);
+    tw_buf_free(&plain);
+    return w;
+}
+
+static void again(struct tw_srv *s, struct tw_future *f, const struct tw_row *r)
 {
     struct tw_err err = { 0 };
 
@@ -18,7 +37,7 @@ static void again(struct tw_srv *s, struct tw_future *f, struct tw_str body)
     if (f->kind == TW_KIND_UNLOAD)
         f->work = f->run ? tw_trun_work(s, f->run, TW_UNLOAD) : NULL;
     else
-        f->work = tw_decode(s, f->kind, f->type ? f->type : "json", f->tenant, body, &err);
+        f->work = decode(s, f, r, &err);
     if (!f->work) {
         f->work = tw_work_new(TW_UNLOAD);
         tw_refuse(f->work, "the request cannot be read any more: %s",
@@ -55,7 +74,7 @@ static int row(void *arg, const struct tw_row *r)
     if (f->state == TW_FUTURE_OPEN || lacks(tw_map_gets(&s->runs, f->target ? f->target : ""), f)) {
         f->replay = f->state != TW_FUTURE_OPEN;
         s->nreplay += f->replay;
-        again(s, f, tw_col_str(r, 15));
+        again(s, f, r);
         x->n++;
     }
     return 0;
@@ -152,11 +171,11 @@ int tw_replay(struct tw_srv *s, struct tw_err *err)
                 " GROUP BY target",
                 turn, &x, err, "") ||
             tw_store_read(s->store,
-                    "SELECT " TW_FUTURE_COLUMNS " FROM request WHERE (state = 0 OR body NOT NULL)"
+                    "SELECT " TW_FUTURE_COLUMNS BODY " WHERE (state = 0 OR body NOT NULL)"
                     " AND kind IN (1, 8) ORDER BY n",
                     row, &x, err, "") ||
             tw_store_read(s->store,
-                    "SELECT " TW_FUTURE_COLUMNS " FROM request WHERE (state = 0 OR body NOT NULL)"
+                    "SELECT " TW_FUTURE_COLUMNS BODY " WHERE (state = 0 OR body NOT NULL)"
                     " AND kind NOT IN (1, 8) ORDER BY kind = 9, target, seq, n",
                     row, &x, err, ""))
         return -1;

@@ -190,7 +190,7 @@ static void submit(
     tw_trun_insert(run, o);
     tw_audit(s, o, r->tenant, "create_model", run->id);
     tw_future_answer(s, f, r);
-    tw_future_accept(s, f, r->body, o);
+    tw_future_accept(s, f, r, o);
 }
 
 static void create_model(struct tw_srv *s, struct tw_req *r)
@@ -324,7 +324,7 @@ void tw_trun_end(struct tw_srv *s, struct tw_trun *run, bool send)
     run->state = tw_xstrdup("ended");
     o = tw_op_new(NULL, s);
     tw_op_add(o, "UPDATE run SET state = 'ended' WHERE id = ?", "t", run->id);
-    tw_op_add(o, "UPDATE request SET body = NULL WHERE target = ? AND state > 0 AND body NOT NULL", "t",
+    tw_op_add(o, "DELETE FROM body WHERE n IN (SELECT n FROM request WHERE target = ? AND state > 0)", "t",
             run->id);
     tw_store_submit(s->store, o);
     if (send)
@@ -355,7 +355,7 @@ static void unload(struct tw_srv *s, struct tw_req *r)
     f->type = tw_xstrdup("json");
     tw_future_reply_text(f, run->id, NULL);
     tw_future_answer(s, f, r);
-    tw_future_accept(s, f, r->body, NULL);
+    tw_future_accept(s, f, r, NULL);
 }
 
 static void get_info(struct tw_srv *s, struct tw_req *r)

@@ -256,7 +256,7 @@ static void accept_sample(
     tw_future_reply_text(f, NULL, b.p);
     tw_buf_free(&b);
     tw_future_answer(s, f, r);
-    tw_future_accept(s, f, r->body, NULL);
+    tw_future_accept(s, f, r, NULL);
 }
 
 static void asample(struct tw_srv *s, struct tw_req *r)

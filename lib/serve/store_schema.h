@@ -2,7 +2,7 @@
 #ifndef TW_SERVE_STORE_SCHEMA_H
 #define TW_SERVE_STORE_SCHEMA_H
 
-#define TW_STORE_VERSION 3
+#define TW_STORE_VERSION 4
 
 /* step[v] brings a store of version v to v + 1. Times are seconds since 1970. */
 static const char *const tw_store_step[TW_STORE_VERSION] = {
@@ -36,7 +36,12 @@ static const char *const tw_store_step[TW_STORE_VERSION] = {
     /* What the sampler recorded: data are the tokens, then their log-probabilities. */
     "CREATE TABLE taken (id TEXT PRIMARY KEY, tenant TEXT NOT NULL, session TEXT NOT NULL, used REAL NOT NULL,"
     " temp REAL NOT NULL, data BLOB NOT NULL) WITHOUT ROWID;"
-    "CREATE INDEX taken_used ON taken (used);"
+    "CREATE INDEX taken_used ON taken (used);",
+    /* Bodies apart: a row whose state changes is written again as a whole. coded: as a zstd frame. */
+    "CREATE TABLE body (n INTEGER PRIMARY KEY, coded INTEGER NOT NULL, body BLOB NOT NULL);"
+    "INSERT INTO body SELECT n, 0, body FROM request WHERE body NOT NULL;"
+    "ALTER TABLE request DROP COLUMN body;"
+    "CREATE TRIGGER request_gone AFTER DELETE ON request BEGIN DELETE FROM body WHERE n = old.n; END;"
 };
 
 #endif

@@ -137,7 +137,7 @@ static void submit(struct tw_srv *s, struct tw_req *r, enum tw_kind kind, const 
         tw_save_prepare(s, f);
     run->used = f->created;
     tw_future_answer(s, f, r);
-    tw_future_accept(s, f, r->body, NULL);
+    tw_future_accept(s, f, r, NULL);
 }
 
 void tw_train_submit(struct tw_srv *s, struct tw_req *r, enum tw_kind kind, const char *type)
