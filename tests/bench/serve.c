@@ -1,7 +1,8 @@
-/* body.c - usage: body URL PID [RUNS [MB]] - what a forward_backward of MB (5) megabytes costs tw-serve of
- * tiny, whose process is PID: reading, checking, journalling and answering it, in each of its forms. The
- * requests have numbers whose turn never comes, so the engine does nothing; busy is the processor time of
- * the whole process, with what the system does for it and what goes on after the answer. Medians. */
+/* serve.c - usage: serve URL PID SNAPSHOTS RUNS [MB] - what tw-serve of tiny, whose process is PID, takes of
+ * its own. First frozen weights to sample from, of rank 16, from the request to the result, SNAPSHOTS times.
+ * Then a forward_backward of MB (5) megabytes: reading, checking, journalling and answering it, in each of
+ * its forms. Those have numbers whose turn never comes, so the engine does nothing; busy is the processor
+ * time of the whole process, with what the system does for it and what goes on after the answer. */
 #include "base/json.h"
 #include <curl/curl.h>
 #include <stdio.h>
@@ -151,7 +152,7 @@ static double post(CURL *h, const char *path, const struct tw_buf *b, int form, 
     t = at(CLOCK_MONOTONIC);
     if (curl_easy_perform(h) || curl_easy_getinfo(h, CURLINFO_RESPONSE_CODE, &status) ||
             (status != 200 && status != 408)) {
-        fprintf(stderr, "body: %s: status %ld, %.200s\n", path, status, out->p ? out->p : "");
+        fprintf(stderr, "serve: %s: status %ld, %.200s\n", path, status, out->p ? out->p : "");
         exit(1);
     }
     return at(CLOCK_MONOTONIC) - t;
@@ -170,25 +171,39 @@ static char *text(const struct tw_buf *reply, const char *key)
     return out;
 }
 
+static void wait_for(CURL *h, const char *id, const char *key, struct tw_buf *out)
+{
+    struct tw_buf b = { 0 };
+    char *got;
+
+    tw_buf_printf(&b, "{\"request_id\":\"%s\"}", id);
+    do {
+        post(h, "retrieve_future", &b, 0, out);
+        got = text(out, key);
+        if (!got && !strstr(out->p, "try_again")) {
+            fprintf(stderr, "serve: %.200s\n", out->p);
+            exit(1);
+        }
+        free(got);
+    } while (!got);
+    tw_buf_free(&b);
+}
+
 static char *model(CURL *h)
 {
     struct tw_buf b = { 0 }, out = { 0 };
-    char *session, *id, *got = NULL;
+    char *session, *id, *got;
 
     tw_buf_puts(&b, "{\"tags\":[],\"sdk_version\":\"0\"}");
     post(h, "create_session", &b, 0, &out);
     session = text(&out, "session_id");
     tw_buf_clear(&b);
-    tw_buf_printf(&b, "{\"session_id\":\"%s\",\"model_seq_id\":0,\"base_model\":\"tiny\",\"lora_config\":{\"rank\":4}}",
+    tw_buf_printf(&b, "{\"session_id\":\"%s\",\"model_seq_id\":0,\"base_model\":\"tiny\",\"lora_config\":{\"rank\":16}}",
             session);
     post(h, "create_model", &b, 0, &out);
     id = text(&out, "request_id");
-    tw_buf_clear(&b);
-    tw_buf_printf(&b, "{\"request_id\":\"%s\"}", id);
-    for (int i = 0; !got && i < 1000; i++) {
-        post(h, "retrieve_future", &b, 0, &out);
-        got = text(&out, "model_id");
-    }
+    wait_for(h, id, "model_id", &out);
+    got = text(&out, "model_id");
     free(session);
     free(id);
     tw_buf_free(&b);
@@ -251,25 +266,52 @@ static void measure(CURL *h, int form, int runs, size_t bytes)
     tw_buf_free(&out);
 }
 
+static void snapshots(CURL *h, int n)
+{
+    double *t = tw_xcalloc((size_t)n, sizeof *t);
+    struct tw_buf b = { 0 }, out = { 0 };
+    char *m = model(h), *id;
+
+    for (int i = 0; i < n; i++) {
+        tw_buf_clear(&b);
+        tw_buf_printf(&b, "{\"model_id\":\"%s\",\"seq_id\":%d,\"sampling_session_seq_id\":%d,\"kind\":"
+                "\"snapshot\",\"type\":\"save_weights_for_sampler\"}", m, i + 1, i);
+        t[i] = at(CLOCK_MONOTONIC);
+        post(h, "save_weights_for_sampler", &b, 0, &out);
+        id = text(&out, "request_id");
+        wait_for(h, id, "sampling_session_id", &out);
+        t[i] = at(CLOCK_MONOTONIC) - t[i];
+        free(id);
+    }
+    qsort(t, (size_t)n, sizeof *t, rising);
+    printf("a snapshot to sample from, request to result: p50 %.1f ms, p99 %.1f ms, longest %.1f ms\n",
+            1e3 * t[n / 2], 1e3 * t[(n - 1) * 99 / 100], 1e3 * t[n - 1]);
+    free(m);
+    free(t);
+    tw_buf_free(&b);
+    tw_buf_free(&out);
+}
+
 int main(int argc, char **argv)
 {
-    int runs = argc > 3 ? (int)strtol(argv[3], NULL, 10) : 9;
-    double mb = argc > 4 ? strtod(argv[4], NULL) : 5;
+    int n = argc > 3 ? (int)strtol(argv[3], NULL, 10) : 0, runs = argc > 4 ? (int)strtol(argv[4], NULL, 10) : 0;
+    double mb = argc > 5 ? strtod(argv[5], NULL) : 5;
     CURL *h = curl_easy_init();
 
-    if (argc < 3 || runs < 1 || clock_getcpuclockid((pid_t)strtol(argv[2], NULL, 10), &server)) {
-        fprintf(stderr, "usage: body URL PID [RUNS [MB]]\n");
+    if (n < 1 || runs < 1 || clock_getcpuclockid((pid_t)strtol(argv[2], NULL, 10), &server)) {
+        fprintf(stderr, "usage: serve URL PID SNAPSHOTS RUNS [MB]\n");
         return 2;
     }
     url = argv[1];
     for (int i = 0; i < 4; i++) {
-        head[i] = curl_slist_append(NULL, "X-API-Key: tml-body");
+        head[i] = curl_slist_append(NULL, "X-API-Key: tml-bench");
         head[i] = curl_slist_append(head[i], "Expect:");
         head[i] = curl_slist_append(head[i], i & 1 ? "Content-Type: application/x-protobuf" :
                 "Content-Type: application/json");
         if (i & 2)
             head[i] = curl_slist_append(head[i], "Content-Encoding: zstd");
     }
+    snapshots(h, n);
     for (int i = 0; i < 4; i++)
         measure(h, i, runs, (size_t)(mb * 1e6));
     curl_easy_cleanup(h);
