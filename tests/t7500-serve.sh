@@ -65,6 +65,15 @@ test_case 'state outlives kill -9; a second server on it is refused' '
 	test_exit 1 tw-serve -m tiny --state st --listen 127.0.0.1:0 2>err
 	test_text err "newer tw-serve"
 '
+test_case 'more devices than one are refused, not forgotten' '
+	test_exit 2 tw-serve -m tiny --nproc 2 2>err
+	test_text err "--nproc: this build serves from one device"
+	test_exit 2 tw-serve -m tiny --mesh dp=1,tp=2 2>err
+	test_text err "--mesh: this build serves from one device"
+	test_exit 2 tw-serve -m tiny --mesh zp=1 2>err
+	test_text err "unknown key"
+	serve_start --nproc 1 --mesh dp=1,fsdp=1
+'
 test_case 'a keys file: rights, revocation without a restart, bad lines' '
 	printf "# keys\ntml-a alice rights=train,sample\ntml-b bob rights=admin adapters=3 tokens-per-minute=100\n" >keys
 	test_exit 1 tw-serve -m tiny --listen 127.0.0.1:0 --keys keys 2>err

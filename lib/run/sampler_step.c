@@ -66,23 +66,56 @@ static struct tw_seq next_of(const struct run *r)
         .state = r->state };
 }
 
+static int64_t left_of(const struct tw_sampler *s, const struct job *j)
+{
+    return j->begun ? prompt_run(s, j->g) - j->fed : 0;
+}
+
+/* How many owners have prompts to be run. */
+static int64_t owners(const struct tw_sampler *s)
+{
+    int64_t n = 0;
+
+    for (int64_t i = 0; i < s->njob; i++) {
+        bool first = left_of(s, &s->job[i]) > 0;
+
+        for (int64_t k = 0; k < i && first; k++)
+            first = s->job[k].g->owner != s->job[i].g->owner || left_of(s, &s->job[k]) <= 0;
+        n += first;
+    }
+    return n;
+}
+
+static int64_t given(const struct tw_sampler *s, const void *owner, const int64_t *fed)
+{
+    int64_t n = 0;
+
+    for (int64_t i = 0; i < s->njob; i++)
+        n += s->job[i].g->owner == owner ? fed[i] : 0;
+    return n;
+}
+
 /* Adds to the N sequences of a batch prompts, or chunks of them, of LEFT tokens in all; fed[i] is
- * what job i gets. */
+ * what job i gets: each owner an equal part, then what is left in their order. */
 static int64_t prompts(struct tw_sampler *s, int64_t n, int64_t left, int64_t *fed)
 {
-    for (int64_t i = 0; i < s->njob; i++) {
-        struct job *j = &s->job[i];
-        int64_t take = j->begun ? prompt_run(s, j->g) - j->fed : 0;
+    int64_t all = owners(s), part = all ? left / all : 0;
 
-        if (take > left)
-            take = left;
-        fed[i] = take;
-        if (!take)
-            continue;
-        s->seq[n++] = (struct tw_seq){ .token = j->g->prompt + j->fed, .n = take,
-            .adapter = j->g->adapter, .state = j->state };
-        left -= take;
-    }
+    for (int round = all > 1 ? 0 : 1; round < 2; round++)
+        for (int64_t i = 0; i < s->njob && left; i++) {
+            int64_t take = left_of(s, &s->job[i]) - fed[i];
+
+            if (!round && take > part - given(s, s->job[i].g->owner, fed))
+                take = part - given(s, s->job[i].g->owner, fed);
+            take = take < left ? take : left;
+            if (take > 0)
+                fed[i] += take;
+            left -= take > 0 ? take : 0;
+        }
+    for (int64_t i = 0; i < s->njob; i++)
+        if (fed[i])
+            s->seq[n++] = (struct tw_seq){ .token = s->job[i].g->prompt + s->job[i].fed, .n = fed[i],
+                .adapter = s->job[i].g->adapter, .state = s->job[i].state };
     return n;
 }
 

@@ -58,8 +58,12 @@ static int begin(struct tw_worker *k, struct tw_pupil *p, struct tw_err *err)
 {
     const struct tw_ops *ops = tw_ops(k->dev);
     struct tw_work *w = p->head;
-    struct tw_fb *b = tw_xcalloc(1, sizeof *b);
+    struct tw_fb *b;
 
+    for (int64_t i = 0; i < w->fb.n; i++)
+        if (tw_plan_fits(k, w->fb.d[i].n, err))
+            return -1;
+    b = tw_xcalloc(1, sizeof *b);
     if (p->pending && !w->fb.forward_only) {
         if (!(b->before = ops->alloc(k->dev, gradient(k, p, NULL, false), err))) {
             free(b);

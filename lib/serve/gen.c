@@ -113,13 +113,15 @@ static struct tw_gen_job *start(struct tw_worker *k, struct tw_who *h)
     return j;
 }
 
-static void give(struct tw_worker *k, struct tw_gen_job *j)
+/* Up to ROOM samples of J. */
+static void give(struct tw_worker *k, struct tw_gen_job *j, int64_t room)
 {
     const struct tw_sample_args *s = &j->w->sample;
     int64_t most = k->max_batch > 4 ? k->max_batch / 4 : 1, n = s->n - j->given;
     struct tw_gen *g = tw_xcalloc(1, sizeof *g);
 
     n = n < most ? n : most;
+    n = n < room ? n : room;
     *g = (struct tw_gen){ .prompt = s->prompt, .nprompt = s->nprompt, .n = n, .first = j->given,
         .sampling = s->sampling, .seed = s->seeded ? s->seed : tw_hash64(j->w->id,
                 strlen(j->w->id), 0), .stream = s->stream, .penalty_prompt = s->penalty_prompt,
@@ -144,6 +146,26 @@ static bool may_start(const struct tw_worker *k, const struct tw_work *w)
     return !full || !tw_full_busy(k, w->sample.key);
 }
 
+static int64_t in_flight(const struct tw_worker *k, const struct tw_who *h)
+{
+    int64_t n = 0;
+
+    for (const struct tw_gen_job *j = k->job; j; j = j->next)
+        n += j->who == h ? j->left : 0;
+    return n;
+}
+
+/* How many samples of H may enter. Some places are kept for those who have nothing in flight: however
+ * much others ask for, and however long theirs are, nobody waits for the end of one. */
+static int64_t room_for(const struct tw_worker *k, const struct tw_who *h)
+{
+    int64_t load = tw_gen_load(k);
+
+    if (load < k->max_batch)
+        return k->max_batch - load;
+    return load < k->max_batch + k->kept && !in_flight(k, h);
+}
+
 /* Whose samples enter next: of a request that has begun, or of one that waits. */
 static struct tw_who *neediest(const struct tw_worker *k, struct tw_gen_job **job)
 {
@@ -151,13 +173,14 @@ static struct tw_who *neediest(const struct tw_worker *k, struct tw_gen_job **jo
 
     *job = NULL;
     for (struct tw_gen_job *j = k->job; j; j = j->next)
-        if (!j->err.code && j->given < j->w->sample.n &&
+        if (!j->err.code && j->given < j->w->sample.n && room_for(k, j->who) &&
                 (!best || j->who->spent[TW_SAMPLING] < best->spent[TW_SAMPLING])) {
             best = j->who;
             *job = j;
         }
     for (struct tw_who *h = k->who; h; h = h->next)
-        if (h->head && may_start(k, h->head) && (!best || h->spent[TW_SAMPLING] < best->spent[TW_SAMPLING])) {
+        if (h->head && room_for(k, h) && may_start(k, h->head) &&
+                (!best || h->spent[TW_SAMPLING] < best->spent[TW_SAMPLING])) {
             best = h;
             *job = NULL;
             for (struct tw_gen_job *j = k->job; j && !*job; j = j->next)
@@ -173,11 +196,11 @@ static void admit(struct tw_worker *k)
     struct tw_gen_job *j;
     struct tw_who *h;
 
-    while (tw_gen_load(k) < k->max_batch && (h = neediest(k, &j))) {
+    while ((h = neediest(k, &j))) {
         if (!j)
             j = start(k, h);
         if (!j->err.code)
-            give(k, j);
+            give(k, j, room_for(k, h));
         h->spent[TW_SAMPLING] += 1e-6;
     }
 }

@@ -212,6 +212,7 @@ int tw_glue_open(struct tw_srv *s, struct tw_err *err)
         .window = s->o->max_model_len,
         .cache_tokens = s->o->prefix_cache,
         .full = s->o->full,
+        .memory = s->o->memory << 20,
         .snapshot_every = s->o->snapshot_every,
         .snapshot = on_snapshot,
         .arg = s,

@@ -87,6 +87,9 @@ static void engine_metrics(struct tw_srv *s, struct tw_buf *b)
     metric(b, "tw_merged_total", "counter", "Requests that shared a pass.", (double)w.merged);
     metric(b, "tw_train_seconds_total", "counter", "Seconds spent on training.", w.busy_train);
     metric(b, "tw_sample_seconds_total", "counter", "Seconds spent on sampling.", w.busy_sample);
+    metric(b, "tw_plan_pass_bytes", "gauge", "What a pass takes, as planned.", (double)w.plan_pass);
+    metric(b, "tw_plan_adapter_bytes", "gauge", "What training an adapter of the largest rank takes.",
+            (double)w.plan_adapter);
     metric(b, "tw_device_bytes", "gauge", "Memory of the device.", (double)w.memory);
 }
 

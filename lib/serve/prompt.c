@@ -95,27 +95,49 @@ static void charge(struct tw_gen_job *j, double dt)
     j->who->spent[TW_SAMPLING] += dt;
 }
 
+/* Requests whose prompts are to be scored, those first who had the least. */
+static int64_t unscored(struct tw_worker *k, struct tw_gen_job ***out)
+{
+    int64_t all = 0, n = 0;
+
+    for (struct tw_gen_job *j = k->job; j; j = j->next)
+        all += !j->scored;
+    *out = tw_arena_alloc(&k->arena, (size_t)(all + 1) * sizeof **out);
+    for (struct tw_gen_job *j = k->job; j; j = j->next) {
+        int64_t i = n;
+
+        if (j->scored)
+            continue;
+        for (; i && (*out)[i - 1]->who->spent[TW_SAMPLING] > j->who->spent[TW_SAMPLING]; i--)
+            (*out)[i] = (*out)[i - 1];
+        (*out)[i] = j;
+        n++;
+    }
+    return n;
+}
+
 /* One pass over as many prompts as it may have tokens. */
 static bool score(struct tw_worker *k)
 {
     struct tw_seq *seq;
-    struct tw_gen_job **job, *j;
+    struct tw_gen_job **job, **turn, *j;
     const struct tw_row *got;
     struct tw_row *row;
     int64_t n = 0, tokens = 0, rows = 0, all = 0;
     struct tw_err err = { 0 };
     double t0 = tw_now(), dt;
 
-    for (j = k->job; j; j = j->next)
-        all += !j->scored;
+    all = unscored(k, &turn);
     if (!all)
         return false;
     seq = tw_arena_alloc(&k->arena, (size_t)all * sizeof *seq);
     job = tw_arena_alloc(&k->arena, (size_t)all * sizeof *job);
-    for (j = k->job; j; j = j->next) {
-        const struct tw_sample_args *s = &j->w->sample;
+    for (int64_t i = 0; i < all; i++) {
+        const struct tw_sample_args *s;
 
-        if (j->scored || (n && (tokens + s->nprompt > k->engine.micro_tokens || j->model != job[0]->model)))
+        j = turn[i];
+        s = &j->w->sample;
+        if (n && (tokens + s->nprompt > k->engine.micro_tokens || j->model != job[0]->model))
             continue;
         seq[n] = (struct tw_seq){ .token = s->prompt, .n = s->nprompt,
             .adapter = j->snap ? j->snap->a : NULL };

@@ -284,12 +284,41 @@ static void tame_malloc(void)
     mallopt(M_ARENA_MAX, 2);
 }
 
+/* What is asked for of more devices than one is refused, rather than forgotten. */
+static int one_device(const struct tw_serve_opts *o, struct tw_err *err)
+{
+    static const char *const axis[] = { "dp", "fsdp", "tp", "pp", "cp", "ep" };
+    char *text = tw_xasprintf("mesh,%s", o->mesh ? o->mesh : "dp=1");
+    struct tw_set set;
+    int64_t n = o->nproc;
+    int ret = tw_set_parse(&set, "--mesh", text, err);
+
+    for (size_t i = 0; i < sizeof axis / sizeof *axis && !ret; i++) {
+        int64_t v = 1;
+
+        ret = tw_set_int(&set, axis[i], &v, 1, 1 << 20, err) < 0;
+        n = v > n ? v : n;
+    }
+    if (!ret)
+        ret = tw_set_done(&set, err);
+    free(text);
+    if (!ret && n > 1)
+        return tw_fail_code(err, TW_EMISUSE, o->nproc > 1 ? "--nproc" : "--mesh", 0,
+                "this build serves from one device: leave it out, or give 1");
+    return ret ? -1 : 0;
+}
+
 int tw_serve(const struct tw_serve_opts *o, struct tw_err *err)
 {
     struct tw_srv s = { .o = o, .started = tw_wall() };
     sigset_t set;
-    mode_t mask = umask(077);                   /* the state is nobody else's to read */
-    int sigfd = signals(&set, err), ret = -1;
+    mode_t mask;
+    int sigfd, ret = -1;
+
+    if (one_device(o, err))
+        return -1;
+    mask = umask(077);                          /* the state is nobody else's to read */
+    sigfd = signals(&set, err);
 
     tame_malloc();
     name_model(&s);

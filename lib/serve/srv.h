@@ -9,11 +9,13 @@ struct tw_serve_opts {
     struct tw_common common;
     const char *model, *device;
     int dtype;
-    int64_t threads;
+    int64_t threads, nproc;
+    const char *mesh;
     struct tw_list name, data;
     const char *listen, *state, *keys;
     int64_t max_adapters, max_rank, max_model_len, prefix_cache;
     bool full;
+    int64_t memory;                 /* MiB; 0: what is free */
     const char *tls_cert, *tls_key;
     int64_t max_body;               /* MiB */
     int64_t snapshot_every;         /* optimiser steps; 0: never */

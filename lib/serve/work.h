@@ -143,6 +143,7 @@ struct tw_result {
     int64_t sampled;
     int64_t cached;             /* tokens of the prompt that were known from an earlier one */
     double waited, busy;        /* seconds in the queue, and of the device */
+    int64_t turns;              /* of the engine's thread, from when it was seen to when it was done */
     double loss;                /* forward_backward: the sum; optim_step: the gradient's norm */
     int64_t version;            /* optimiser steps of the weights that were used */
 };
@@ -171,6 +172,7 @@ struct tw_work {
     struct tw_work *next;       /* the engine's */
     void *state;
     double t0;
+    int64_t turn0;
 };
 
 /* What is known of the model before a request is read. */
@@ -198,7 +200,8 @@ struct tw_worker_opts {
     const char *device;
     int64_t threads;
     int dtype;                  /* enum tw_dtype; -1: f32 on a CPU, bf16 on a GPU */
-    int64_t max_adapters;       /* in device memory */
+    int64_t max_adapters;       /* in device memory, at most */
+    int64_t memory;             /* bytes to plan for at most; 0: what is free */
     int64_t max_rank;
     int64_t window;             /* 0: the model's */
     int64_t max_batch;          /* sequences decoded at once; 0: a default */
@@ -233,6 +236,7 @@ struct tw_worker_stat {
     int64_t cache_hits, tokens_cached;  /* requests that began with a prompt that was known, and its tokens */
     double busy_train, busy_sample;     /* seconds of the device */
     size_t memory;                      /* bytes of the device */
+    size_t plan_pass, plan_adapter;     /* of a pass, and of an adapter of the largest rank that trains */
 };
 void tw_worker_stat(struct tw_worker *k, struct tw_worker_stat *out);
 /* Ends the thread. What is queued or under way comes back as TW_ENDING; with DRAIN training that is

@@ -25,6 +25,7 @@ struct tw_who *tw_who_get(struct tw_worker *k, const char *name)
 void tw_work_done(struct tw_worker *k, struct tw_work *w)
 {
     w->result.waited = tw_now() - w->t0 - w->result.busy;
+    w->result.turns = (int64_t)k->tick - w->turn0 + 1;
     w->next = NULL;
     k->stat.queued--;
     w->done(w);
@@ -78,6 +79,7 @@ static void enqueue(struct tw_worker *k, struct tw_work *w)
 
     k->stat.queued++;
     w->next = NULL;
+    w->turn0 = (int64_t)k->tick;
     if (w->verb == TW_SAMPLE) {
         tw_gen_submit(k, w);
         return;

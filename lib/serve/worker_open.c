@@ -27,6 +27,8 @@ static int open_model(struct tw_worker *k, struct tw_err *err)
         return -1;
     k->tok = tw_chat_tok(k->chat);
     k->max_batch = k->o.max_batch ? k->o.max_batch : gpu ? GPU_MAX_BATCH : MAX_BATCH;
+    k->kept = k->max_batch > 1 ? (k->max_batch + 4) / 5 : 0;
+    k->max_batch -= k->kept;
     k->engine = (struct tw_engine){ .model = k->model, .micro_tokens = k->o.micro_tokens ?
         k->o.micro_tokens : gpu ? GPU_MICRO_TOKENS : MICRO_TOKENS };
     return tw_end_tokens(k->dir, k->tok, &k->end, &k->nend, err);
@@ -34,7 +36,7 @@ static int open_model(struct tw_worker *k, struct tw_err *err)
 
 struct tw_sampler *tw_worker_sampler(struct tw_worker *k, struct tw_model *m, struct tw_err *err)
 {
-    struct tw_sampler_opts o = { .max_batch = k->max_batch, .window = k->o.window,
+    struct tw_sampler_opts o = { .max_batch = k->max_batch + k->kept, .window = k->o.window,
         .cache_tokens = k->o.cache_tokens };
 
     return tw_sampler_open(m, k->tok, k->end, k->nend, &o, err);
@@ -65,7 +67,7 @@ struct tw_worker *tw_worker_open(const struct tw_worker_opts *o, struct tw_err *
     pthread_mutex_init(&k->lock, NULL);
     pthread_cond_init(&k->more, NULL);
     /* what an earlier process swapped out is of no use: its models come back by their snapshots */
-    if (open_model(k, err) || open_sampler(k, err) ||
+    if (open_model(k, err) || open_sampler(k, err) || tw_worker_plan(k, err) ||
             (tw_is_dir(k->swap) && tw_rmtree(k->swap, err)) || tw_mkdirs(k->swap, err)) {
         tw_worker_close(k, false);
         return NULL;

@@ -68,7 +68,9 @@ struct tw_worker {
     struct tw_limits limits;
     struct tw_engine engine;
     struct tw_sampler *sampler;
-    int64_t max_batch;
+    int64_t max_batch, kept;            /* samples at once; and for those who have none */
+    size_t pass_bytes;                  /* of the activations of a pass over pass_tokens */
+    int64_t pass_tokens;
     pthread_t thread;
     bool started;
 
@@ -92,6 +94,10 @@ struct tw_worker {
 
 /* worker_open.c */
 struct tw_sampler *tw_worker_sampler(struct tw_worker *k, struct tw_model *m, struct tw_err *err);
+
+/* plan.c: how many adapters fit, into k->o.max_adapters; whether a sequence of so many tokens does. */
+int tw_worker_plan(struct tw_worker *k, struct tw_err *err);
+int tw_plan_fits(struct tw_worker *k, int64_t tokens, struct tw_err *err);
 
 /* worker.c */
 void *tw_worker_thread(void *worker);

@@ -8,7 +8,7 @@
 
 char top[] = "/tmp/tw-serve-work-XXXXXX";
 struct tw_limits limits;
-int64_t cache_tokens;
+int64_t cache_tokens, plan_memory;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t came = PTHREAD_COND_INITIALIZER;
 static int64_t submitted, answered, ids;
@@ -54,6 +54,8 @@ void submit(struct tw_worker *k, struct tw_work *w, const char *tenant, const ch
     w->seq = seq;
     w->user = a;
     w->done = done;
+    if (a)
+        snprintf(a->id, sizeof a->id, "%s", w->id);
     submitted++;
     tw_worker_submit(k, w);
 }
@@ -64,6 +66,24 @@ void wait_all(void)
     while (answered < submitted)
         pthread_cond_wait(&came, &lock);
     pthread_mutex_unlock(&lock);
+}
+
+void wait_for(struct answer *a)
+{
+    pthread_mutex_lock(&lock);
+    while (!a->there)
+        pthread_cond_wait(&came, &lock);
+    pthread_mutex_unlock(&lock);
+}
+
+int64_t pending(void)
+{
+    int64_t n;
+
+    pthread_mutex_lock(&lock);
+    n = submitted - answered;
+    pthread_mutex_unlock(&lock);
+    return n;
 }
 
 const char *error_of(const struct answer *a)
@@ -79,17 +99,25 @@ void forget(struct answer *a)
     *a = (struct answer){ 0 };
 }
 
-struct tw_worker *open_worker(const char *name, int64_t max_adapters, int64_t micro)
+struct tw_worker *try_worker(const char *name, int64_t max_adapters, int64_t micro, struct tw_err *err)
 {
     char *swap = tw_path_join(top, name);
-    struct tw_err err = { 0 };
     struct tw_worker *k = tw_worker_open(&(struct tw_worker_opts){ .model = SERVE_MODEL, .device = "cpu",
         .threads = 2, .dtype = -1, .max_adapters = max_adapters, .max_rank = 64, .max_batch = 8,
-        .micro_tokens = micro, .cache_tokens = cache_tokens, .swap = swap }, &err);
+        .micro_tokens = micro, .cache_tokens = cache_tokens, .memory = plan_memory, .swap = swap }, err);
+
+    if (k)
+        limits = *tw_worker_limits(k);
+    free(swap);
+    return k;
+}
+
+struct tw_worker *open_worker(const char *name, int64_t max_adapters, int64_t micro)
+{
+    struct tw_err err = { 0 };
+    struct tw_worker *k = try_worker(name, max_adapters, micro, &err);
 
     sound(&err);
-    limits = *tw_worker_limits(k);
-    free(swap);
     return k;
 }
 
@@ -245,3 +273,19 @@ struct tw_work *prompt_work(const char *key, int n, int last, int samples)
     return w;
 }
 
+
+struct tw_work *long_work(int n, int max_tokens, int samples, int first)
+{
+    struct tw_buf b = { 0 };
+    struct tw_err err = { 0 };
+    struct tw_work *w;
+
+    tw_buf_printf(&b, "{\"num_samples\":%d,\"prompt\":{\"chunks\":[{\"tokens\":[", samples);
+    for (int t = 0; t < n; t++)
+        tw_buf_printf(&b, "%s%d", t ? "," : "", (first + t * 7 + t * t) % 200);
+    tw_buf_printf(&b, "]}]},\"sampling_params\":{\"max_tokens\":%d,\"seed\":4,\"stop\":[]}}", max_tokens);
+    w = tw_work_read(TW_SAMPLE, &limits, false, false, tw_buf_str(&b), &err);
+    sound(&err);
+    tw_buf_free(&b);
+    return w;
+}

@@ -73,7 +73,7 @@ static void samples_of_a_prompt_share_one_run_of_it(void)
         usleep(1000);
         tw_worker_stat(k, &st);
     } while (st.queued);
-    CHECK(st.tokens_prefilled >= 200 && st.tokens_prefilled < 200 + 30);
+    CHECK(st.tokens_prefilled >= 200 && st.tokens_prefilled < 200 + 40);
     CHECK_INT(st.tokens_sampled, 34 * 6);
     tw_worker_close(k, true);
 }

@@ -1,0 +1,73 @@
+/* plan.c - what fits: sizes by the counting device before anything is taken. At the start, how many
+ * adapters of the largest rank have room beside a pass over the model; later, whether a sequence that is
+ * longer than a pass has. */
+#include "base/log.h"
+#include "serve/worker_priv.h"
+#include <stdlib.h>
+
+static size_t available(const struct tw_worker *k)
+{
+    size_t have = tw_dev_free(k->dev), most = (size_t)k->o.memory;
+
+    return most && most < have ? most : have;
+}
+
+/* The largest adapter with gradients and moments, and a pass; on the counting device. */
+static int count(struct tw_worker *k, struct tw_plan *p, struct tw_err *err)
+{
+    struct tw_model_opts m = { .dtype = k->dtype };
+    struct tw_dev *dev = tw_count_open(k->dev, err);
+    struct tw_model *model = dev ? tw_model_open(k->dir, dev, &m, err) : NULL;
+    char *targets = model ? tw_model_targets(model, true, true) : NULL;
+    struct tw_lora_opts o = { .r = k->o.max_rank, .alpha = 32, .init = "default", .targets = targets };
+    struct tw_adapter *a = model ? tw_adapter_new(model, &o, 0, true, err) : NULL;
+    int64_t n = k->engine.micro_tokens, window = k->limits.window;
+    int ret = -1;
+
+    n = window && window < n ? window : n;
+    if (a)
+        ret = tw_model_plan(model, a, n, 1, n, TW_BACKWARD, p, err);
+    k->pass_tokens = n;
+    tw_adapter_close(a);
+    free(targets);
+    tw_model_close(model);
+    tw_dev_close(dev);
+    return ret;
+}
+
+int tw_worker_plan(struct tw_worker *k, struct tw_err *err)
+{
+    struct tw_plan p = { 0 };
+    size_t have = available(k), cache = tw_state_bytes(k->model, 1) * (size_t)k->o.cache_tokens, one;
+    char a[32], b[32], c[32];
+    int64_t fit;
+
+    if (count(k, &p, err))
+        return -1;
+    k->stat.plan_pass = k->pass_bytes = p.activations + p.head;
+    k->stat.plan_adapter = one = p.adapters + p.gradients + p.optimizer;
+    if (have < k->pass_bytes + cache + one)
+        return tw_fail_code(err, TW_ENOMEM, "--max-rank", 0, "a pass over %lld tokens takes %s, an adapter of "
+                "rank %lld %s and --prefix-cache up to %s, more than the %s that are free: give smaller ones",
+                (long long)k->pass_tokens, tw_fmt_bytes(a, (double)k->pass_bytes), (long long)k->o.max_rank,
+                tw_fmt_bytes(b, (double)one), tw_fmt_bytes(c, (double)cache), tw_fmt_bytes((char[32]){ 0 },
+                (double)have));
+    fit = (int64_t)((have - k->pass_bytes - cache) / one);
+    if (fit >= k->o.max_adapters)
+        return 0;
+    tw_notice("%lld adapters of rank %lld have room in memory, not %lld: more are swapped to disk",
+            (long long)fit, (long long)k->o.max_rank, (long long)k->o.max_adapters);
+    k->o.max_adapters = fit;
+    return 0;
+}
+
+int tw_plan_fits(struct tw_worker *k, int64_t tokens, struct tw_err *err)
+{
+    size_t need = (size_t)((double)k->pass_bytes * (double)tokens / (double)k->pass_tokens);
+    char a[32], b[32];
+
+    if (tokens <= k->pass_tokens || need <= available(k))
+        return 0;
+    return tw_fail(err, NULL, 0, "a sequence of %lld tokens takes about %s, more than the %s that are free",
+            (long long)tokens, tw_fmt_bytes(a, (double)need), tw_fmt_bytes(b, (double)available(k)));
+}
