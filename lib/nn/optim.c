@@ -279,6 +279,23 @@ static void update(struct tw_optim *o, const struct tw_optim_span *s, double lr)
         ops->adamw(o->dev, p->w.data, p->g, m, v, s->n, &a, o->scale);
 }
 
+void tw_optim_divide(struct tw_optim *o, double by)
+{
+    o->by = by;
+}
+
+/* What the gradients are multiplied by: the cut to CLIP, and what they are divided by. */
+static void find_scale(struct tw_optim *o, double norm, double clip)
+{
+    const struct tw_ops *ops = tw_ops(o->dev);
+    float scale = (float)((clip > 0 && norm > clip ? clip / norm : 1) / (o->by > 0 ? o->by : 1));
+
+    if (o->by > 0 && o->by != 1)
+        ops->put(o->dev, o->scale, &scale, sizeof scale);
+    else
+        ops->clip(o->dev, o->scale, o->sum, (float)clip);
+}
+
 int tw_optim_step(struct tw_optim *o, double lr, double clip, struct tw_optim_report *r,
         struct tw_err *err)
 {
@@ -293,17 +310,18 @@ int tw_optim_step(struct tw_optim *o, double lr, double clip, struct tw_optim_re
     if (ops->sync(o->dev, err))
         return -1;
     ops->get(o->dev, &sum, o->sum, sizeof sum);
-    r->norm = sqrt(sum);
+    r->norm = sqrt(sum) / (o->by > 0 ? o->by : 1);
     if (!isfinite(sum)) {
         r->skipped = true;
         r->bad = bad_gradient(o, err);
     } else {
         o->updates++;
-        ops->clip(o->dev, o->scale, o->sum, (float)clip);
+        find_scale(o, r->norm, clip);
         for (int64_t k = 0; k < o->nspan; k++)
             update(o, &o->span[k], lr);
         tw_params_updated(o->dev, o->params);
     }
+    o->by = 0;
     tw_params_zero(o->dev, o->params);
     return ops->sync(o->dev, err);
 }

@@ -46,8 +46,11 @@ size_t tw_optim_bytes(const struct tw_optim *o);
 void tw_optim_get(const struct tw_optim *o, void *host);
 void tw_optim_put(struct tw_optim *o, const void *host, int64_t updates);
 
+/* The gradients of the next step are divided by BY before all else. */
+void tw_optim_divide(struct tw_optim *o, double by);
+
 struct tw_optim_report {
-    double norm;                    /* L2 over all gradients, before clipping */
+    double norm;                    /* L2 over all gradients (divided), before clipping */
     bool skipped;                   /* the norm was not finite: nothing was changed */
     const char *bad;                /* then the first parameter with such a gradient; else NULL */
 };

@@ -24,6 +24,7 @@ struct tw_optim {
     double *sum;                    /* (dev) */
     float *scale;                   /* (dev) */
     int64_t updates;
+    double by;                      /* what divides the next gradients; 0: nothing */
 };
 
 /* optim_opts.c: whether P is updated element by element; how many moments it has. */

@@ -20,12 +20,15 @@ struct tw_fb {
 static struct tw_engine_sample sample(const struct tw_pupil *p, const struct tw_fb_args *f, int64_t i)
 {
     const struct tw_datum_in *d = &f->d[i];
-
-    return (struct tw_engine_sample){ .token = d->token, .n = d->n, .target = d->target,
+    struct tw_engine_sample s = { .token = d->token, .n = d->n, .target = d->target,
         .ntarget = d->k, .weight = d->weight, .old = d->old, .advantage = d->adv,
         .ratio_mask = d->ratio_mask, .lo = d->lo, .hi = d->hi, .adapter = f->base ? NULL : p->a,
         .loss = &f->loss, .scale = 1, .temp = f->temp > 0 ? f->temp : 1, .temps = d->temp,
-        .all = true, .logp = p->fb->logp[i] };
+        .all = true, .logp = p->fb->logp[i], .key = (uint64_t)p->head->seq << 24 ^ (uint64_t)i };
+
+    if (f->nat)
+        tw_nat_sample(p->head, i, &s);
+    return s;
 }
 
 /* P's gradient to SIDE (dev), or with BACK from there. Returns its bytes; SIDE NULL: only that. */
@@ -132,7 +135,10 @@ static void finish(struct tw_worker *k, struct tw_pupil *p)
     }
     if (w->fb.loss.penalty > 0)
         m[nm++] = (struct tw_metric){ "twinkle_stable_reinforce:unique", 1 };
-    tw_result_fb(&w->result.proto, &w->fb, b->logp, m, nm);
+    if (w->fb.nat)
+        tw_nat_fb_done(p, w, b->logp, b->sum);
+    else
+        tw_result_fb(&w->result.proto, &w->fb, b->logp, m, nm);
     w->result.loss = b->sum;
     w->result.tokens = w->fb.tokens;
     if (!w->fb.forward_only) {
@@ -154,7 +160,7 @@ static int take(struct tw_pupil *p, const struct tw_engine_sample *s, int64_t i,
             return tw_fail(err, NULL, 0, "data[%lld]: a log-probability is not finite: nothing of this "
                     "request was added to the gradient", (long long)i);
         p->fb->loss_tokens += d->adv ? d->adv[t] != 0 : d->weight[t] != 0;
-        if (d->adv && d->adv[t] != 0) {
+        if (d->adv && d->old && d->adv[t] != 0) {
             p->fb->gap += (double)d->old[t] - (double)s->logp[t];
             p->fb->gap_n++;
         }
@@ -169,10 +175,14 @@ static int take(struct tw_pupil *p, const struct tw_engine_sample *s, int64_t i,
 static int64_t fits(const struct tw_pupil *p, int64_t from, int64_t share, bool first, int64_t *tokens)
 {
     const struct tw_fb_args *f = &p->head->fb;
-    int64_t n = 0, got = 0;
+    int64_t n = 0, got = 0, unit = f->loss.pairs ? 2 : 1, more;
 
-    for (int64_t i = from; i < f->n && (got + f->d[i].n <= share || (first && !n)); i++, n++)
-        got += f->d[i].n;
+    for (int64_t i = from; i < f->n; i += unit, n += unit) {
+        more = f->d[i].n + (unit > 1 ? f->d[i + 1].n : 0);      /* a pair goes in one pass */
+        if (got + more > share && (!first || n))
+            break;
+        got += more;
+    }
     *tokens += got;
     return n;
 }
@@ -238,7 +248,7 @@ static void run(struct tw_worker *k, struct tw_pupil **cand, int64_t n)
         with += count[i] > 0;
     }
     ret = !total ? 0 : score ? tw_engine_score(engine_of(k, cand[0]), s, total, 0, &err) :
-            tw_engine_forward_backward(engine_of(k, cand[0]), s, total, 0, &err);
+            tw_engine_forward_backward(engine_of(k, cand[0]), s, total, TW_DROPOUT, &err);
     dt = tw_now() - t0;
     k->stat.passes++;
     k->stat.merged += with > 1;

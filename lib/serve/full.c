@@ -57,7 +57,8 @@ static int write_model(struct tw_worker *k, struct tw_pupil *p, bool optimizer, 
         struct tw_err *err)
 {
     if (optimizer ? tw_engine_save(&p->engine, NULL, p->optim, TW_F32, "", dir, err) ||
-            tw_verb_state(p, dir, err) : tw_model_save(p->own, NULL, TW_F32, dir, err))
+            tw_verb_state(p, dir, err) || tw_nat_write(p, dir, err) :
+            tw_model_save(p->own, NULL, TW_F32, dir, err))
         return -1;
     return tw_ckpt_copy_side(k->dir, dir, NULL, err);
 }

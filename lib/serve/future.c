@@ -203,6 +203,8 @@ static void accepted(void *arg, struct tw_op *o)
     }
     if (o->err.code) {
         tw_alert(s, "store", o->err.msg);
+        if (f->hear)
+            f->hear(s, f);
         free_future(s, f);
         return;
     }
@@ -210,11 +212,8 @@ static void accepted(void *arg, struct tw_op *o)
     tw_order_add(s, f);
 }
 
-void tw_future_accept(struct tw_srv *s, struct tw_future *f, struct tw_req *r, struct tw_op *o)
+static void accept(struct tw_srv *s, struct tw_future *f, struct tw_blob *b, bool coded, struct tw_op *o)
 {
-    bool coded;
-    struct tw_blob *b = tw_req_keep(r, &coded);
-
     if (!o)
         o = tw_op_new(NULL, s);
     o->done = accepted;
@@ -230,6 +229,19 @@ void tw_future_accept(struct tw_srv *s, struct tw_future *f, struct tw_req *r, s
     tw_op_add(o, "INSERT INTO body (n, coded, body) VALUES (last_insert_rowid(), ?, ?)", "ib", (int64_t)coded, b);
     tw_blob_unref(b);
     tw_store_submit(s->store, o);
+}
+
+void tw_future_accept(struct tw_srv *s, struct tw_future *f, struct tw_req *r, struct tw_op *o)
+{
+    bool coded;
+    struct tw_blob *b = tw_req_keep(r, &coded);
+
+    accept(s, f, b, coded, o);
+}
+
+void tw_future_accept_text(struct tw_srv *s, struct tw_future *f, struct tw_str body, struct tw_op *o)
+{
+    accept(s, f, tw_blob_new(body.p, body.n), false, o);
 }
 
 bool tw_future_has_effect(const struct tw_future *f)
@@ -257,6 +269,8 @@ static void settled(void *arg, struct tw_op *o)
     if (f->kind == TW_KIND_SAMPLE)
         tw_futures_event(s, f);
     tw_poll_wake(s, f);
+    if (f->hear)
+        f->hear(s, f);
 }
 
 void tw_future_done(

@@ -239,6 +239,9 @@ static void keep(struct tw_gen_job *j)
     int64_t i = 0;
 
     s->out = tw_arena_alloc(a, (size_t)s->n * sizeof *s->out);
+    s->prompt_logp = j->r.prompt_logp;
+    s->prompt_top = j->r.top.id;
+    s->prompt_top_logp = j->r.top.logp;
     for (int64_t p = 0; p < j->npiece; p++)
         for (int64_t k = 0; k < j->piece[p]->n; k++, i++) {
             const struct tw_completion *c = &j->piece[p]->out[k];

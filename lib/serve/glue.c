@@ -80,7 +80,7 @@ static void back(void *arg, struct tw_mail *m)
     } else if (f && w->result.category)
         failed(s, f, w);
     else if (f && (f->kind == TW_KIND_FORWARD_BACKWARD || f->kind == TW_KIND_SAMPLE))
-        tw_future_done(s, f, NULL, take(&w->result.proto),
+        tw_future_done(s, f, take(&w->result.json), take(&w->result.proto),
                 f->kind == TW_KIND_SAMPLE && w->sample.record ? tw_taken_keep(s, f, w) : NULL);
     else if (f && f->kind == TW_KIND_OPTIM_STEP)
         tw_future_done(s, f, take(&w->result.json), NULL, NULL);

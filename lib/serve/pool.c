@@ -26,6 +26,8 @@ int tw_pupil_optim(struct tw_worker *k, struct tw_pupil *p, struct tw_err *err)
 {
     struct tw_optim_opts o = { .kind = TW_ADAMW, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-12 };
 
+    if (*p->nat.optim && tw_optim_parse(&o, "set_optimizer", p->nat.optim, err))
+        return -1;
     p->optim = tw_optim_open(k->dev, tw_pupil_params(p), !p->own, &o, err);
     return p->optim ? 0 : -1;
 }

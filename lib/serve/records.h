@@ -33,6 +33,9 @@ struct tw_future {
     bool ephemeral; /* a sampler that only memory may have */
     bool counted; /* among the tenant's unfinished */
     void *save; /* save.c's: what is registered when it went well */
+    /* Whom to tell that it is done, or that the journal has no room for it (not accepted); NULL. */
+    void (*hear)(struct tw_srv *s, struct tw_future *f);
+    struct tw_req *heard;
 };
 
 struct tw_trun {
@@ -53,6 +56,10 @@ struct tw_trun {
     bool held; /* a quota holds it */
     char *inflight_key, *inflight_dir;
     char *idem, *copied; /* of a copy: what it may be made once for, and its checkpoint */
+    /* Of the native API: what was set, what the last forward was given and its loss; its last number. */
+    char *conf, *nat_fwd, *nat_loss;
+    int64_t nat_last;
+    double metric_at;
     /* Its curves: the sums of the step under way, and the last step. */
     double curve_loss, last_loss;
     int64_t curve_tokens, curve_step;
@@ -93,6 +100,8 @@ void tw_future_answer(struct tw_srv *s, struct tw_future *f, struct tw_req *r);
 /* Writes F and R's body to the journal with what else is in O (NULL: nothing), answers its submits, then
  * calls accepted(s, f). */
 void tw_future_accept(struct tw_srv *s, struct tw_future *f, struct tw_req *r, struct tw_op *o);
+/* The same with BODY in place of what came. */
+void tw_future_accept_text(struct tw_srv *s, struct tw_future *f, struct tw_str body, struct tw_op *o);
 /* Ends F. JSON and PROTO are taken over; O (NULL: nothing) goes into the same transaction. */
 void tw_future_done(struct tw_srv *s, struct tw_future *f, struct tw_blob *json, struct tw_blob *proto,
         struct tw_op *o);
@@ -141,6 +150,9 @@ void tw_order_dispatch(struct tw_srv *s, struct tw_future *f);
 struct tw_trun *tw_trun_of(struct tw_srv *s, struct tw_req *r, struct tw_str id); /* else a 404 was sent */
 struct tw_trun *tw_trun_add(struct tw_srv *s, const char *id, struct tw_tenant *t, struct tw_str session);
 void tw_trun_insert(struct tw_trun *run, struct tw_op *o);
+/* One that W is to make, not yet in the store. */
+struct tw_trun *tw_trun_make(struct tw_srv *s, const char *id, struct tw_tenant *t, struct tw_sess *sess,
+        struct tw_str base, struct tw_work *w);
 int tw_trun_load(struct tw_srv *s, struct tw_err *err);
 void tw_trun_free_all(struct tw_srv *s);
 void tw_trun_end(struct tw_srv *s, struct tw_trun *run, bool send); /* SEND: and frees its model */

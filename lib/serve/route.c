@@ -4,7 +4,7 @@
 static const struct tw_endpoint *const tables[] = { tw_routes_session, tw_routes_future, tw_routes_futures,
     tw_routes_run, tw_routes_train, tw_routes_smp, tw_routes_oai, tw_routes_page,
     tw_routes_rest, tw_routes_ckpt, tw_routes_account,
-    tw_routes_nproc, tw_routes_ops };
+    tw_routes_nproc, tw_routes_nat, tw_routes_gate, tw_routes_ops };
 
 /* "api/v1/training_runs/ * /checkpoints" against the segments. */
 static bool matches(const struct tw_req *r, const char *pattern)
@@ -57,10 +57,13 @@ static const char *basic(struct tw_req *r, const char *text)
 
 static const char *key_of(struct tw_req *r)
 {
-    const char *key = tw_req_header(r, "X-API-Key"), *bearer = tw_req_header(r, "Authorization");
+    const char *key = tw_req_header(r, "X-API-Key"), *bearer = tw_req_header(r, "Twinkle-Authorization");
 
     if (key)
         return key;
+    if (bearer)
+        return strncasecmp(bearer, "Bearer ", 7) ? bearer : bearer + 7 + strspn(bearer + 7, " ");
+    bearer = tw_req_header(r, "Authorization");
     if (bearer && !strncasecmp(bearer, "Bearer ", 7))
         return bearer + 7 + strspn(bearer + 7, " ");
     if (bearer && !strncasecmp(bearer, "Basic ", 6))

@@ -76,11 +76,20 @@ static char *lora_text(const struct tw_create_args *c)
     tw_json_number(&b, c->alpha);
     tw_buf_printf(&b, ", \"train_attn\": %s, \"train_mlp\": %s, \"train_unembed\": %s}",
             c->attn ? "true" : "false", c->mlp ? "true" : "false", c->unembed ? "true" : "false");
+    if (c->targets) {
+        b.n--;
+        tw_buf_puts(&b, ", \"targets\": ");
+        tw_json_quote(&b, tw_str(c->targets));
+        tw_buf_printf(&b, ", \"rslora\": %s, \"dropout\": ", c->rslora ? "true" : "false");
+        tw_json_number(&b, c->dropout);
+        tw_buf_putc(&b, '}');
+    }
     return b.p;
 }
 
-static void lora_args(const char *lora, struct tw_create_args *c)
+static void lora_args(const char *lora, struct tw_create_args *c, struct tw_arena *to)
 {
+    struct tw_str targets = { 0 };
     struct tw_arena a = { 0 };
     const struct tw_json *j = lora ? tw_json_parse(&a, tw_str(lora), NULL) : NULL;
 
@@ -92,6 +101,10 @@ static void lora_args(const char *lora, struct tw_create_args *c)
         c->mlp = tw_lora_int(lora, "train_mlp", 1);
         c->unembed = tw_lora_int(lora, "train_unembed", 1);
         tw_json_get_num(j, "alpha", &c->alpha, NULL);
+        tw_json_get_num(j, "dropout", &c->dropout, NULL);
+        tw_json_get_bool(j, "rslora", &c->rslora, NULL);
+        if (tw_json_get_str(j, "targets", &targets, NULL) > 0)
+            c->targets = tw_arena_str(to, targets).p;
     }
     tw_arena_free(&a);
 }
@@ -104,7 +117,7 @@ struct tw_work *tw_trun_work(struct tw_srv *s, struct tw_trun *run, enum tw_verb
 
     w->model = tw_xstrdup(run->id);
     if (verb == TW_CREATE || verb == TW_CREATE_FROM || verb == TW_RESTORE) {
-        lora_args(run->lora, &w->create);
+        lora_args(run->lora, &w->create, &w->arena);
         w->create.dir = tw_arena_dup(&w->arena, dir, strlen(dir));
         if (verb == TW_RESTORE)
             w->create.from = tw_arena_dup(&w->arena, run->snap, strlen(run->snap));
@@ -154,21 +167,17 @@ static int begin(struct tw_srv *s, struct tw_req *r, struct making *m)
     return 0;
 }
 
-static void submit(
-        struct tw_srv *s, struct tw_req *r, struct making *m, enum tw_kind kind, struct tw_work *w)
+struct tw_trun *tw_trun_make(struct tw_srv *s, const char *id, struct tw_tenant *t, struct tw_sess *sess,
+        struct tw_str base, struct tw_work *w)
 {
-    const struct tw_json *meta = tw_json_get(m->j, "user_metadata");
-    struct tw_trun *run = tw_trun_add(s, m->id, r->tenant, tw_str(m->sess->id));
-    struct tw_op *o = tw_op_new(NULL, s);
-    struct tw_future *f;
+    struct tw_trun *run = tw_trun_add(s, id, t, tw_str(sess->id));
     char *dir;
 
     run->created = run->used = tw_wall();
-    run->base = tw_xstrndup(m->base.p, m->base.n);
+    run->base = tw_xstrndup(base.p, base.n);
     run->lora = lora_text(&w->create);
     run->rank = w->create.rank;
-    run->user_metadata = meta && meta->type == TW_JOBJ ? tw_xstrndup(meta->raw.p, meta->raw.n) : NULL;
-    run->project = m->sess->project ? tw_xstrdup(m->sess->project) : NULL;
+    run->project = sess->project ? tw_xstrdup(sess->project) : NULL;
     run->state = tw_xstrdup("new");
     run->n = s->next_n++;
     run->tenant->nadapters++;
@@ -177,6 +186,18 @@ static void submit(
     free(dir);
     free(w->model);
     w->model = tw_xstrdup(run->id);
+    return run;
+}
+
+static void submit(
+        struct tw_srv *s, struct tw_req *r, struct making *m, enum tw_kind kind, struct tw_work *w)
+{
+    const struct tw_json *meta = tw_json_get(m->j, "user_metadata");
+    struct tw_trun *run = tw_trun_make(s, m->id, r->tenant, m->sess, m->base, w);
+    struct tw_op *o = tw_op_new(NULL, s);
+    struct tw_future *f;
+
+    run->user_metadata = meta && meta->type == TW_JOBJ ? tw_xstrndup(meta->raw.p, meta->raw.n) : NULL;
     if (run->tenant->adapters && run->tenant->nadapters > run->tenant->adapters)
         tw_refuse(w, "the tenant has its %lld adapters", (long long)run->tenant->adapters);
     if (!run->rank && s->o->full && tw_trun_full(s, run))
@@ -238,7 +259,7 @@ static void load_create(struct tw_srv *s, struct tw_req *r)
 /* The arguments of a work that makes a model from a checkpoint. */
 void tw_trun_from(struct tw_work *w, const struct tw_saved *c, bool optimizer)
 {
-    lora_args(c->lora, &w->create);
+    lora_args(c->lora, &w->create, &w->arena);
     w->create.from = tw_arena_dup(&w->arena, c->dir, strlen(c->dir));
     w->create.optimizer = optimizer;
 }
@@ -293,7 +314,9 @@ void tw_trun_finish(struct tw_srv *s, struct tw_future *f, struct tw_work *w)
         }
         tw_op_add(o, "UPDATE run SET state = 'live' WHERE id = ?", "t", f->run->id);
     }
-    if (f->kind == TW_KIND_CREATE_MODEL)
+    if (w->result.json.n)               /* of the native API */
+        tw_buf_adds(&b, tw_buf_str(&w->result.json));
+    else if (f->kind == TW_KIND_CREATE_MODEL)
         result(&b, "model_id", f->target, "create_model");
     else if (f->kind == TW_KIND_UNLOAD)
         result(&b, "model_id", f->target, "unload_model");
@@ -442,7 +465,8 @@ void tw_trun_free_all(struct tw_srv *s)
     for (int64_t i = 0; i < s->run.n; i++) {
         struct tw_trun *run = s->run.v[i];
         char *own[] = { run->id, run->session, run->base, run->lora, run->user_metadata, run->project,
-            run->state, run->snap, run->idem, run->copied, run->inflight_key, run->inflight_dir };
+            run->state, run->snap, run->idem, run->copied, run->inflight_key, run->inflight_dir,
+            run->conf, run->nat_fwd, run->nat_loss };
 
         for (size_t k = 0; k < sizeof own / sizeof *own; k++)
             free(own[k]);

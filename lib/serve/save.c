@@ -10,7 +10,7 @@ struct saving { /* what is asked for, until it is registered */
     char *dir, *key, *meta;
     int64_t n, sampler; /* sampler: its number in the session; -1 */
     double ttl; /* seconds; 0: none */
-    bool overwrite, inflight;
+    bool overwrite, inflight, optimizer;
 };
 
 static const char *kind_name(enum tw_kind kind)
@@ -91,6 +91,7 @@ struct tw_work *tw_save_decode(struct tw_srv *s, enum tw_kind kind, struct tw_te
     int got;
 
     v->sampler = -1;
+    v->optimizer = kind == TW_KIND_SAVE_WEIGHTS;
     v->kind = tw_xstrdup(kind_name(kind));
     w->user = v;
     if (tw_json_get_str(j, "model_id", &model, err) < 0 || tw_json_get_int(j, "seq_id", &w->seq, err) < 0) {
@@ -103,6 +104,7 @@ struct tw_work *tw_save_decode(struct tw_srv *s, enum tw_kind kind, struct tw_te
     if (got < 0 || tw_json_get_str(j, "kind", &how, err) < 0 ||
             tw_json_get_num(j, "ttl_seconds", &v->ttl, err) < 0 ||
             tw_json_get_bool(j, "overwrite", &v->overwrite, err) < 0 ||
+            (v->optimizer && tw_json_get_bool(j, "optimizer", &v->optimizer, err) < 0) ||
             tw_json_get_int(j, "sampling_session_seq_id", &v->sampler, err) < 0)
         tw_refuse(w, "%s", err->msg);
     tw_err_clear(err);
@@ -151,7 +153,7 @@ void tw_save_prepare(struct tw_srv *s, struct tw_future *f)
     w->save.dir = tw_arena_dup(&w->arena, v->dir, strlen(v->dir));
     w->save.key = tw_arena_dup(&w->arena, v->key, strlen(v->key));
     w->save.base = tw_arena_dup(&w->arena, f->run->base, strlen(f->run->base));
-    w->save.optimizer = f->kind == TW_KIND_SAVE_WEIGHTS;
+    w->save.optimizer = v->optimizer;
     w->save.lazy = !v->name;
 }
 
@@ -281,7 +283,7 @@ static void finish_named(struct tw_srv *s, struct tw_future *f, struct saving *v
     c->expires = v->ttl > 0 ? c->created + v->ttl : 0;
     c->bytes = folder_bytes(v->dir);
     c->n = v->n;
-    c->optimizer = f->kind == TW_KIND_SAVE_WEIGHTS;
+    c->optimizer = v->optimizer;
     c->user_metadata = v->meta ? tw_xstrdup(v->meta) : NULL;
     c->base = tw_xstrdup(f->run->base);
     c->lora = f->run->lora ? tw_xstrdup(f->run->lora) : NULL;

@@ -1,5 +1,5 @@
 /* serve.c - the server's start, loop and end */
-#include "records.h"
+#include "nat.h"
 #include "data/chat.h"
 #include "base/io.h"
 #include <errno.h>
@@ -221,6 +221,7 @@ static void close_all(struct tw_srv *s)
     tw_smp_free_all(s);
     tw_taken_free_all(s);
     tw_sess_free(s);
+    tw_nat_free(s);
     for (size_t i = 0; i < sizeof s->chat / sizeof *s->chat; i++)
         tw_chat_close(s->chat[i]);
     tw_keys_close(s->keys);
@@ -270,7 +271,7 @@ static int load_state(struct tw_srv *s, struct tw_err *err)
     if (!s->has_secret)
         make_secret(s);
     return tw_sess_load(s, err) || tw_trun_load(s, err) || tw_saved_load(s, err) || tw_smp_load(s, err) ||
-                    tw_curve_load(s, err) || tw_taken_load(s, err) ||
+                    tw_curve_load(s, err) || tw_taken_load(s, err) || tw_nat_load_conf(s, err) ||
                     tw_replay(s, err)
             ? -1
             : 0;

@@ -50,7 +50,7 @@ void tw_sess_free(struct tw_srv *s)
     for (int64_t i = 0; i < s->nsess; i++) {
         struct tw_sess *e = s->sess[i];
         char *own[] = { e->id, e->idem, e->finished, e->detail, e->tags, e->user_metadata, e->display_name,
-            e->project, e->sdk };
+            e->project, e->sdk, e->nat_template };
 
         for (size_t k = 0; k < sizeof own / sizeof *own; k++)
             free(own[k]);
@@ -156,7 +156,8 @@ static void create_session(struct tw_srv *s, struct tw_req *r)
     const struct tw_json *j = tw_req_json(r);
     const char *idem = tw_req_header(r, "X-Idempotency-Key");
     struct tw_str name = { 0 }, project = { 0 }, sdk = { 0 };
-    char id[40], *key = NULL;
+    char id[40], hex[40], *key = NULL;
+    bool native = r->nseg == 4;                 /* api/v1/twinkle/.. */
     struct tw_sess *e;
     struct tw_op *o;
 
@@ -175,12 +176,13 @@ static void create_session(struct tw_srv *s, struct tw_req *r)
     }
     e = tw_xcalloc(1, sizeof *e);
     tw_uuid(id);
-    e->id = tw_xstrdup(id);
+    tw_random_hex(hex, 16);
+    e->id = native ? tw_xasprintf("session_%s", hex) : tw_xstrdup(id);
     e->idem = key;
     e->tenant = r->tenant;
     e->created = e->seen = tw_wall();
     e->tags = json_text(j, "tags");
-    e->user_metadata = json_text(j, "user_metadata");
+    e->user_metadata = json_text(j, native ? "metadata" : "user_metadata");
     e->display_name = tw_str_dup(name);
     e->project = tw_str_dup(project);
     e->sdk = tw_str_dup(sdk);
@@ -307,6 +309,7 @@ const struct tw_endpoint tw_routes_session[] = { { "POST", "api/v1/client/config
                                                          client_config },
     { "POST", "api/v1/client/dynamic_config", TW_RIGHT_ANY, dynamic_config },
     { "POST", "api/v1/create_session", TW_RIGHT_ANY, create_session },
+    { "POST", "api/v1/twinkle/create_session", TW_RIGHT_ANY, create_session },
     { "POST", "api/v1/session_heartbeat", TW_RIGHT_ANY, heartbeat },
     { "POST", "api/v1/sessions/*/finish", TW_RIGHT_ANY, finish },
     { "POST", "api/v1/telemetry", TW_RIGHT_ANY, telemetry }, { 0 } };

@@ -21,6 +21,7 @@ struct tw_sess {
     double ended;
     char *tags, *user_metadata;     /* JSON, or NULL */
     char *display_name, *project, *sdk;
+    char *nat_template;             /* set_template of the native API's sampler; NULL */
 };
 
 struct tw_log_file {
@@ -70,6 +71,7 @@ struct tw_srv {
     const struct tw_limits *limits;
     struct tw_chat *chat[3];            /* of texts: as the template says, without and with thinking; NULL:
                                          * not yet opened */
+    struct tw_nat_open *nat_chat;       /* templates that clients of the native API set; nat_input.c's */
     const char **name;                  /* [nname] of the base model */
     int nname;
     int64_t window;                     /* of the model, in tokens */
@@ -95,7 +97,7 @@ void tw_route_handle(struct tw_req *r);
 void tw_route_done(struct tw_req *r, int status, size_t in, size_t out, double seconds);
 extern const struct tw_endpoint tw_routes_session[], tw_routes_ops[], tw_routes_future[], tw_routes_futures[],
     tw_routes_run[], tw_routes_train[], tw_routes_smp[], tw_routes_oai[], tw_routes_page[],
-    tw_routes_rest[], tw_routes_ckpt[],
+    tw_routes_rest[], tw_routes_ckpt[], tw_routes_nat[], tw_routes_gate[],
     tw_routes_account[], tw_routes_nproc[];     /* each ends with method NULL */
 
 /* util.c */

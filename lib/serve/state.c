@@ -1,8 +1,9 @@
 /* state.c - what a model in training holds, as one file: for swapping, and for what must survive the
  * process. Little-endian:
  *
- *     "TWPUPIL1"  int64 weights, moments (bytes), gradient (0 or 1), updates, version, pending, seq, spare
- *     weights, the gradient where there is one, moments; then CRC-32C of all before
+ *     "TWPUPIL1"  int64 weights, moments (bytes), gradient (0 or 1), updates, version, pending, seq, native
+ *     weights, the gradient where there is one, moments, struct tw_nat_state (as many bytes as native says);
+ *     then CRC-32C of all before
  */
 #include "base/io.h"
 #include "serve/worker_priv.h"
@@ -14,7 +15,7 @@ static const char magic[8] = "TWPUPIL1";
 
 struct head {
     char magic[8];
-    int64_t weights, moments, gradient, updates, version, pending, seq, spare;
+    int64_t weights, moments, gradient, updates, version, pending, seq, native;
 };
 
 static int put(FILE *fp, uint32_t *crc, const void *p, size_t n)
@@ -28,7 +29,8 @@ int tw_pupil_write(struct tw_worker *k, const struct tw_pupil *p, const char *pa
 {
     size_t nw = tw_adapter_bytes(p->a), nm = p->updates ? tw_optim_bytes(p->optim) : 0;
     struct head h = { .weights = (int64_t)nw, .moments = (int64_t)nm, .gradient = p->pending > 0,
-        .updates = p->updates, .version = p->version, .pending = p->pending, .seq = p->seq };
+        .updates = p->updates, .version = p->version, .pending = p->pending, .seq = p->seq,
+        .native = sizeof p->nat };
     char *buf = malloc((nw > nm ? nw : nm) + 1);
     FILE *fp = fopen(path, "wbe");
     uint32_t crc = 0;
@@ -47,6 +49,7 @@ int tw_pupil_write(struct tw_worker *k, const struct tw_pupil *p, const char *pa
             tw_optim_get(p->optim, buf);
             bad |= put(fp, &crc, buf, nm);
         }
+        bad |= put(fp, &crc, &p->nat, sizeof p->nat);
         bad |= fwrite(&crc, 1, sizeof crc, fp) != sizeof crc;
         bad |= fflush(fp) != 0 || (sync && fsync(fileno(fp)));
     }
@@ -61,18 +64,46 @@ int tw_pupil_write(struct tw_worker *k, const struct tw_pupil *p, const char *pa
 }
 
 /* Whether the parts of a file are where its head says they are. */
-static bool whole(const struct tw_map *m, struct head *h, size_t nw)
+static bool whole(const struct tw_map *m, struct head *h)
 {
     uint32_t crc;
+    uint64_t rest;
 
     if (m->n < sizeof *h + sizeof crc)
         return false;
     memcpy(h, m->p, sizeof *h);
     memcpy(&crc, m->p + m->n - sizeof crc, sizeof crc);
-    return !memcmp(h->magic, magic, sizeof magic) && h->weights == (int64_t)nw && h->moments >= 0 &&
-           (uint64_t)h->moments <= m->n && (h->gradient == 0 || h->gradient == 1) &&
-           m->n == sizeof *h + nw * (size_t)(1 + h->gradient) + (size_t)h->moments + sizeof crc &&
+    rest = m->n - sizeof *h - sizeof crc;
+    return !memcmp(h->magic, magic, sizeof magic) && h->weights >= 0 && h->moments >= 0 && h->native >= 0 &&
+           (uint64_t)h->weights <= rest && (uint64_t)h->moments <= rest &&
+           (uint64_t)h->native <= sizeof(struct tw_nat_state) && (h->gradient == 0 || h->gradient == 1) &&
+           rest == (uint64_t)h->weights * (uint64_t)(1 + h->gradient) + (uint64_t)h->moments +
+                (uint64_t)h->native &&
            crc == tw_crc32c(0, m->p, m->n - sizeof crc);
+}
+
+/* The native part is the last. */
+static void take_native(struct tw_pupil *p, const struct tw_map *m, const struct head *h)
+{
+    p->nat = (struct tw_nat_state){ 0 };
+    memcpy(&p->nat, m->p + m->n - sizeof(uint32_t) - h->native, (size_t)h->native);
+    p->nat.optim[sizeof p->nat.optim - 1] = 0;
+}
+
+int tw_pupil_peek(struct tw_pupil *p, const char *path, struct tw_err *err)
+{
+    struct tw_map m;
+    struct head h;
+    bool ok;
+
+    if (tw_is_dir(path))                    /* a whole model's */
+        return tw_nat_read(p, path, err);
+    if (tw_map_open(&m, path, err))
+        return -1;
+    if ((ok = whole(&m, &h)))
+        take_native(p, &m, &h);
+    tw_map_close(&m);
+    return ok ? 0 : tw_fail(err, path, 0, "this is not the whole state of such a model");
 }
 
 int tw_pupil_read(struct tw_worker *k, struct tw_pupil *p, const char *path, struct tw_err *err)
@@ -84,7 +115,8 @@ int tw_pupil_read(struct tw_worker *k, struct tw_pupil *p, const char *path, str
 
     if (tw_map_open(&m, path, err))
         return -1;
-    if (!whole(&m, &h, nw) || (h.moments && (size_t)h.moments != tw_optim_bytes(p->optim))) {
+    if (!whole(&m, &h) || h.weights != (int64_t)nw || (h.moments &&
+            (size_t)h.moments != tw_optim_bytes(p->optim))) {
         tw_map_close(&m);
         return tw_fail(err, path, 0, "this is not the whole state of such a model");
     }
@@ -97,6 +129,7 @@ int tw_pupil_read(struct tw_worker *k, struct tw_pupil *p, const char *path, str
     }
     if (h.moments)
         tw_optim_put(p->optim, at, h.updates);
+    take_native(p, &m, &h);
     p->updates = h.updates;
     p->version = h.version;
     p->pending = h.pending;

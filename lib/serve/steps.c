@@ -56,6 +56,23 @@ static void stepped(struct tw_worker *k, struct tw_pupil *p, const struct tw_opt
     tw_verb_done(k, p, w);
 }
 
+/* A step of the native API, which is more than an update. */
+static void native(struct tw_worker *k, struct tw_pupil *p)
+{
+    struct tw_err err = { 0 };
+    struct tw_work *w = p->head;
+    double t0 = tw_now();
+
+    if (tw_pupil_wake(k, p, &err) || tw_nat_do(k, p, w, &err)) {
+        failed(k, p, err.code == TW_ENOMEM ? "server" : "user", &err);
+    } else {
+        w = next(p);
+        w->result.version = p->version;
+        tw_verb_done(k, p, w);
+    }
+    p->who->spent[TW_TRAIN] += tw_now() - t0;
+}
+
 /* N models in memory, whose gradients wait. */
 static void step(struct tw_worker *k, struct tw_pupil **in, int64_t n)
 {
@@ -96,13 +113,15 @@ void tw_steps(struct tw_worker *k, struct tw_pupil **cand, int64_t n)
 
         if (p->head->verb != TW_OPTIM_STEP || p->head->refused)
             continue;
-        if (!p->pending) {              /* nothing to do, and it need not come back to memory for that */
+        if (p->head->optim.nat) {
+            native(k, p);
+        } else if (!p->pending) {              /* nothing to do, and it need not come back to memory for that */
             struct tw_work *w = next(p);
 
             put_norm(w, 0);
             w->result.version = p->version;
             tw_verb_done(k, p, w);
-        } else if (tw_pupil_wake(k, p, &err)) {
+        } else if (tw_pupil_wake(k, p, &err) || tw_nat_tinker(k, p, &err)) {
             failed(k, p, err.code == TW_ENOMEM ? "server" : "user", &err);
         } else {
             in[m++] = p;

@@ -2,7 +2,7 @@
 #ifndef TW_SERVE_STORE_SCHEMA_H
 #define TW_SERVE_STORE_SCHEMA_H
 
-#define TW_STORE_VERSION 4
+#define TW_STORE_VERSION 5
 
 /* step[v] brings a store of version v to v + 1. Times are seconds since 1970. */
 static const char *const tw_store_step[TW_STORE_VERSION] = {
@@ -41,7 +41,10 @@ static const char *const tw_store_step[TW_STORE_VERSION] = {
     "CREATE TABLE body (n INTEGER PRIMARY KEY, coded INTEGER NOT NULL, body BLOB NOT NULL);"
     "INSERT INTO body SELECT n, 0, body FROM request WHERE body NOT NULL;"
     "ALTER TABLE request DROP COLUMN body;"
-    "CREATE TRIGGER request_gone AFTER DELETE ON request BEGIN DELETE FROM body WHERE n = old.n; END;"
+    "CREATE TRIGGER request_gone AFTER DELETE ON request BEGIN DELETE FROM body WHERE n = old.n; END;",
+    /* What clients of the native API set of their runs. */
+    "CREATE TABLE native (run TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (run, name))"
+    " WITHOUT ROWID;"
 };
 
 #endif

@@ -1,6 +1,6 @@
 /* train.c - requests that have a place in their model's order: read, known again when they are repeated,
  * journalled */
-#include "records.h"
+#include "nat.h"
 #include "base/io.h"
 
 void tw_refuse(struct tw_work *w, const char *fmt, ...)
@@ -74,6 +74,8 @@ struct tw_work *tw_decode(struct tw_srv *s, enum tw_kind kind, const char *type,
     struct tw_work *w = NULL;
     struct tw_json *j;
 
+    if (!strcmp(type, "native"))
+        return tw_nat_decode(s, kind, t, body, err);
     if (kind == TW_KIND_CREATE_MODEL || kind == TW_KIND_FORWARD_BACKWARD || kind == TW_KIND_OPTIM_STEP ||
             kind == TW_KIND_SAMPLE) {
         w = tw_work_read(

@@ -24,8 +24,10 @@ static int make_adapter(struct tw_worker *k, struct tw_pupil *p, const struct tw
         p->a = tw_adapter_open(k->model, c->from, true, err);
         return p->a ? 0 : -1;
     }
-    t = tw_model_targets(k->model, c->attn, c->mlp);
+    t = c->targets ? tw_xstrdup(c->targets) : tw_model_targets(k->model, c->attn, c->mlp);
     o.targets = t;
+    o.rslora = c->rslora;
+    o.dropout = c->dropout;
     p->a = tw_adapter_new(k->model, &o, c->seed, true, err);
     free(t);
     return p->a ? 0 : -1;
@@ -66,7 +68,8 @@ struct tw_pupil *tw_verb_pupil(struct tw_worker *k, struct tw_work *w)
     p->used = k->tick;
     p->next = k->pupil;
     k->pupil = p;
-    if (!make_adapter(k, p, &w->create, restore, &err) && !tw_pupil_optim(k, p, &err)) {
+    if (!(restore && tw_pupil_peek(p, w->create.from, &err)) &&
+            !make_adapter(k, p, &w->create, restore, &err) && !tw_pupil_optim(k, p, &err)) {
         tw_params_zero(k->dev, tw_pupil_params(p));
         if (restore)
             bad = p->own ? tw_full_restore(k, p, w->create.from, &err) :
@@ -141,6 +144,8 @@ static int save(struct tw_worker *k, struct tw_pupil *p, const struct tw_save_ar
         return -1;
     ret = s->optimizer ? tw_engine_save(&k->engine, p->a, p->optim, TW_F32, s->base, c.tmp, err) ||
             tw_verb_state(p, c.tmp, err) : tw_adapter_save(p->a, c.tmp, s->base, err);
+    if (!ret && s->nat)
+        ret = tw_nat_save(p, s->nat, c.tmp, err);
     if (ret) {
         tw_ckpt_abort(&c);
         return -1;
@@ -193,15 +198,37 @@ int tw_pupil_snapshot(struct tw_worker *k, struct tw_pupil *p, struct tw_err *er
     return ret;
 }
 
+/* With what the native API set of the optimiser, and what it counts. */
+static int load_any(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w, struct tw_err *err)
+{
+    const struct tw_load_args *l = &w->load;
+    struct tw_nat_state was = p->nat;
+
+    if (l->nat) {
+        p->nat.optim_n = l->nat->optim_n;
+        snprintf(p->nat.optim, sizeof p->nat.optim, "%s", l->nat->optim);
+    }
+    if ((p->own ? tw_full_load(k, p, l, err) : load(k, p, l, err)) ||
+            (l->nat && tw_nat_load(p, l->nat, l->from, &w->result.json, err))) {
+        p->nat = was;
+        return -1;
+    }
+    p->nat.count = 0;
+    return 0;
+}
+
 static int do_it(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w, struct tw_err *err)
 {
     switch (w->verb) {
     case TW_SAVE:
-        return p->own ? tw_full_save(k, p, w->save.optimizer, w->save.dir, err) : save(k, p, &w->save, err);
+        if (!p->own)
+            return save(k, p, &w->save, err);
+        return tw_full_save(k, p, w->save.optimizer, w->save.dir, err) ||
+                (w->save.nat && tw_nat_save(p, w->save.nat, w->save.dir, err)) ? -1 : 0;
     case TW_SAVE_SAMPLER:
         return freeze(k, p, w, err);
     case TW_LOAD:
-        return p->own ? tw_full_load(k, p, &w->load, err) : load(k, p, &w->load, err);
+        return load_any(k, p, w, err);
     default:                    /* what makes a model is done when its turn has come */
         return 0;
     }

@@ -14,6 +14,7 @@
 #include "nn/model.h"
 #include "nn/optim.h"
 #include "run/sampling.h"
+#include "serve/nat_work.h"
 
 struct tw_work;
 
@@ -61,6 +62,7 @@ struct tw_fb_args {
     bool forward_only;
     float temp;                 /* of the log-probabilities; 0: 1 */
     bool base;                  /* with the adapter off: only forward */
+    const struct tw_nat_fb *nat;    /* NULL: of the Tinker API, as the next three */
 };
 
 struct tw_create_args {
@@ -68,6 +70,9 @@ struct tw_create_args {
     uint64_t seed;
     double alpha;
     bool attn, mlp, unembed;
+    const char *targets;        /* in place of the flags, as --lora writes them; NULL */
+    bool rslora;
+    double dropout;
     const char *from;           /* folder of a checkpoint or snapshot; NULL */
     bool optimizer;             /* TW_CREATE_FROM: with its moments and the count of steps */
     const char *dir;            /* folder of its own, for snapshots of its state; NULL: none */
@@ -76,6 +81,7 @@ struct tw_create_args {
 struct tw_optim_args {
     struct tw_optim_opts adam;
     double lr, clip;
+    const struct tw_nat_step *nat;
 };
 
 struct tw_save_args {
@@ -85,11 +91,13 @@ struct tw_save_args {
     bool optimizer;             /* trainer/ as well */
     bool lazy;                  /* TW_SAVE_SAMPLER: the folder may be written later, when room is
                                  * needed or the model's state is snapshot */
+    const struct tw_nat_ckpt *nat;
 };
 
 struct tw_load_args {
     const char *from;
     bool optimizer;             /* moments and the count of steps, too; else they are reset */
+    const struct tw_nat_ckpt *nat;
 };
 
 /* One sample as text; everything lives in the work's arena. */
@@ -129,6 +137,9 @@ struct tw_sample_args {
     bool keep;
     void (*text)(struct tw_work *w, int64_t sample, struct tw_str more);
     struct tw_sampled *out;
+    const float *prompt_logp;   /* [nprompt] NaN: none; NULL: was not asked for */
+    const int32_t *prompt_top;  /* [nprompt, top_prompt], -1: none; NULL */
+    const float *prompt_top_logp;
 };
 
 /* What came of it. `proto` holds the protobuf message of forward_backward and sample, `json` the

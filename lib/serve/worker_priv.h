@@ -32,6 +32,7 @@ struct tw_pupil {
     int64_t pending;                    /* forward_backwards whose gradient waits for a step */
     int64_t seq;                        /* of the last work that was done */
     int64_t snapped;                    /* version of the last snapshot */
+    struct tw_nat_state nat;
     uint64_t used;                      /* for the choice of whom to park */
     struct tw_work *head, *tail;
     struct tw_fb *fb;                   /* head is under way */
@@ -111,6 +112,8 @@ struct tw_who *tw_who_get(struct tw_worker *k, const char *name);
 int tw_pupil_write(struct tw_worker *k, const struct tw_pupil *p, const char *path, bool sync,
         struct tw_err *err);
 int tw_pupil_read(struct tw_worker *k, struct tw_pupil *p, const char *path, struct tw_err *err);
+/* First p->nat alone, which says what the moments are of. */
+int tw_pupil_peek(struct tw_pupil *p, const char *path, struct tw_err *err);
 
 /* pool.c */
 struct tw_pupil *tw_pupil_find(struct tw_worker *k, const char *id);
