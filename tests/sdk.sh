@@ -2,7 +2,7 @@
 #
 # sdk_python NAME PACKAGE..: prints the python of an environment NAME that has these packages from PyPI. It is
 # made once, in $TW_TEST_SDK (default: sdk in the build folder); without a network the case is skipped and says so.
-# The environment "cookbook" also takes what TW_TEST_SDK_SITE (a site-packages folder) has, such as torch.
+# The environments "cookbook" and "twinkle" also take what TW_TEST_SDK_SITE (a site-packages folder) has, such as torch.
 sdk_python()
 {
     dir_=${TW_TEST_SDK:-$TW_BUILD/sdk}/$1
@@ -10,8 +10,11 @@ sdk_python()
         mkdir -p "${dir_%/*}"
         rm -rf "$dir_"
         python3 -m venv "$dir_" >&2 || { echo none; return; }
-        [ "$1" != cookbook ] || [ -z "${TW_TEST_SDK_SITE:-}" ] ||
-            echo "$TW_TEST_SDK_SITE" >"$(echo "$dir_"/lib/python3*/site-packages)/also.pth"
+        case $1 in
+        cookbook | twinkle)
+            [ -z "${TW_TEST_SDK_SITE:-}" ] ||
+                echo "$TW_TEST_SDK_SITE" >"$(echo "$dir_"/lib/python3*/site-packages)/also.pth"
+        esac
         shift
         "$dir_/bin/pip" install -q $* >&2 || { echo none; return; }
         : >"$dir_/ready"
