@@ -7,8 +7,8 @@
 
 test_case 'remote dataset, map, encode, loader: what the commands give, and it trains' '
 	sdk_or_skip twinkle torch transformers peft datasets requests pydantic safetensors
-	"$PY" -c "import importlib.util, sys; sys.exit(not importlib.util.find_spec(\"twinkle_client\"))" ||
-		"${PY%python}pip" install -q --no-deps twinkle-kit==0.5.1 2>sdk.err ||
+	"$PY" -c "import importlib.util as u, sys; sys.exit(not (u.find_spec(\"twinkle_client\") and u.find_spec(\"PIL\")))" ||
+		"${PY%python}pip" install -q --no-deps twinkle-kit==0.5.1 pillow 2>sdk.err ||
 		test_skip "cannot install twinkle-kit: $(tail -n 1 sdk.err)"
 	mkdir -p data/sub
 	tw-fetch -d "$TOP/examples/data/identity.json" >data/identity.jsonl
