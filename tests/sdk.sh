@@ -6,8 +6,10 @@
 sdk_python()
 {
     dir_=${TW_TEST_SDK:-$TW_BUILD/sdk}/$1
+    mkdir -p "${dir_%/*}"
+    exec 8>"$dir_.lock"
+    flock 8                             # two scripts may want it at once
     if [ ! -e "$dir_/ready" ]; then
-        mkdir -p "${dir_%/*}"
         rm -rf "$dir_"
         python3 -m venv "$dir_" >&2 || { echo none; return; }
         case $1 in
@@ -27,4 +29,15 @@ sdk_or_skip()
     python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || test_skip 'no python3.11'
     PY=$(sdk_python "$@" 2>sdk.err)
     [ "$PY" != none ] || test_skip "cannot install $2 (no network?): $(tail -n 1 sdk.err)"
+}
+# sdk_also MODULE PACKAGE..: adds packages without what they need, unless $PY has MODULE.
+sdk_also()
+{
+    (
+        exec 8>"${PY%/bin/python}.lock"
+        flock 8
+        "$PY" -c "import importlib.util, sys; sys.exit(not importlib.util.find_spec('$1'))" && exit
+        shift
+        "${PY%python}pip" install -q --no-deps "$@"
+    ) 2>sdk.err || test_skip "cannot install $2 (no network?): $(tail -n 1 sdk.err)"
 }

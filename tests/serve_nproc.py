@@ -1,8 +1,17 @@
 """Raw requests to the processor routes of tw-serve; one function a case of t7532."""
 import subprocess
+import serve_client
 from serve_client import *
 
 BASE = "/api/v1/processor/twinkle/"
+
+
+def call(method, path, body=None, headers={}, **kw):
+    return serve_client.call(method, path, body, headers={"x-request-id": "r1", **headers}, **kw)
+
+
+def expect(status, method, path, body=None, headers={}, **kw):
+    return serve_client.expect(status, method, path, body, headers={"x-request-id": "r1", **headers}, **kw)
 
 
 def create(kind, cls, status=200, key=KEY, headers={}, **args):
@@ -272,6 +281,8 @@ def refusals():
     expect(404, "POST", BASE + "call", {"processor_id": "pid:" + "0" * 32, "function": "__len__"})
     expect(404, "POST", BASE + "call", {"processor_id": d[:-1], "function": "__len__"})
     expect(405, "GET", BASE + "call")
+    r = serve_client.expect(400, "POST", BASE + "call", {"processor_id": d, "function": "__len__"})
+    assert "x-request-id" in r.json["detail"]
     assert "index" not in do(d, "__getitem__", 400)
     for bad in (3, "x", [1], {"a": 1}, {"a": [1], "b": []}):
         create("dataset", "Dataset", 400, dataset_meta=meta(data=bad))

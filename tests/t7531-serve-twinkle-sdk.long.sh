@@ -8,9 +8,7 @@
 example()
 {
     sdk_or_skip twinkle torch transformers peft datasets requests pydantic safetensors
-    "$PY" -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("twinkle_client"))' ||
-        "${PY%python}pip" install -q --no-deps twinkle-kit==0.5.1 2>sdk.err ||
-        test_skip "cannot install twinkle-kit: $(tail -n 1 sdk.err)"
+    sdk_also twinkle_client twinkle-kit==0.5.1
     serve_start --state st --name Org/Model
     env -u HTTP_PROXY -u http_proxy TWINKLE_SERVER_URL="$URL" TWINKLE_SERVER_TOKEN=tml-test STEPS="$2" HF_HUB_OFFLINE=1 \
         PYTHONDONTWRITEBYTECODE=1 timeout 900 "$PY" "$TOP/examples/serve/$1.py" >said 2>err || { cat said err; return 1; }

@@ -7,9 +7,8 @@
 
 test_case 'remote dataset, map, encode, loader: what the commands give, and it trains' '
 	sdk_or_skip twinkle torch transformers peft datasets requests pydantic safetensors
-	"$PY" -c "import importlib.util as u, sys; sys.exit(not (u.find_spec(\"twinkle_client\") and u.find_spec(\"PIL\")))" ||
-		"${PY%python}pip" install -q --no-deps twinkle-kit==0.5.1 pillow 2>sdk.err ||
-		test_skip "cannot install twinkle-kit: $(tail -n 1 sdk.err)"
+	sdk_also twinkle_client twinkle-kit==0.5.1
+	sdk_also PIL pillow
 	mkdir -p data/sub
 	tw-fetch -d "$TOP/examples/data/identity.json" >data/identity.jsonl
 	echo "{\"instruction\": \"a\", \"input\": \"\", \"output\": \"b\"}" >data/sub/other.jsonl

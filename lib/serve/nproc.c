@@ -1,7 +1,7 @@
 /* nproc.c - /api/v1/processor/twinkle: the table of objects, whose turn it is, answers */
 #include "nproc.h"
 #include "base/io.h"
-#include "serve/records.h"
+#include "serve/nat.h"
 #include <stdlib.h>
 
 struct tw_np {
@@ -299,7 +299,7 @@ static bool too_many(struct tw_np *np, struct tw_req *r, bool create)
 
 static void create(struct tw_srv *s, struct tw_req *r)
 {
-    const struct tw_json *body = tw_req_json(r);
+    const struct tw_json *body = tw_nat_head(r) ? tw_req_json(r) : NULL;
     const char *session;
     struct tw_str type, kind;
     size_t i = 0;
@@ -322,7 +322,7 @@ static void create(struct tw_srv *s, struct tw_req *r)
 
 static void call(struct tw_srv *s, struct tw_req *r)
 {
-    const struct tw_json *body = tw_req_json(r);
+    const struct tw_json *body = tw_nat_head(r) ? tw_req_json(r) : NULL;
     const struct tw_np_fn *fn;
     struct tw_np_obj *o;
     struct tw_str id, name;
