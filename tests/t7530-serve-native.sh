@@ -2,6 +2,7 @@
 # Twinkle's native API, request by request: gateway, training, sampling; refusals, tenants apart, restarts.
 . "$(dirname "$0")/lib.sh"
 . "$(dirname "$0")/serve.sh"
+. "$(dirname "$0")/hub.sh"
 
 native()
 {
@@ -383,6 +384,87 @@ for x in (a, e):
 assert state(a) == state(e) != want
 assert a.metric()[\"learning rate(param group 1)\"] == e.metric()[\"learning rate(param group 1)\"]
 assert c.ok(\"GET\", \"twinkle/training_runs\")[\"cursor\"][\"total_count\"] == 4
+"
+'
+test_case 'upload_to_hub: in the background, with the client own token; what fails says why' '
+	hub_start
+	hub_pid=$!
+	behave "{\"token\": \"secret-token\"}"
+	HF_TOKEN=other MODELSCOPE_API_TOKEN=other serve_start --state st --access-log access
+	trap "kill -9 $PID $hub_pid 2>/dev/null || :" EXIT
+	native "
+c = Native()
+a = c.adapter()
+path = a.ok(\"save\", name=\"up\")[\"twinkle_path\"]
+def status(rid, k=c):
+    return k.ok(\"GET\", \"model/tiny/twinkle/upload_status/\" + rid)
+def up(repo, **kw):
+    r = a.ok(\"upload_to_hub\", **dict({\"checkpoint_dir\": path, \"hub_model_id\": repo, \"hub_token\": \"secret-token\", \"async_upload\": False}, **kw))[\"request_id\"]
+    while status(r)[\"status\"] not in (\"completed\", \"failed\"):
+        time.sleep(0.05)
+    return status(r), r
+for repo in (\"hf://me/lora\", \"ms://me/lora\"):
+    got, rid = up(repo)
+    assert got == {\"request_id\": rid, \"status\": \"completed\", \"error\": None}, got
+assert up(\"hf://me/other\", checkpoint_dir={\"twinkle_path\": path})[0][\"status\"] == \"completed\"
+bad, bid = up(\"hf://me/lora\", hub_token=\"wrong-token\")
+assert bad[\"status\"] == \"failed\" and bad[\"error\"] and \"wrong-token\" not in bad[\"error\"], bad
+for kw, status_ in (({\"hub_model_id\": \"../x\"}, 400), ({\"hub_model_id\": \"name\"}, 400), ({\"checkpoint_dir\": \"/etc\"}, 400), ({\"hub_token\": None}, 400),
+        ({\"checkpoint_dir\": \"twinkle://x/weights/y\"}, 404)):
+    a.no(\"upload_to_hub\", status_, **dict({\"checkpoint_dir\": path, \"hub_model_id\": \"me/x\", \"hub_token\": \"t\"}, **kw))
+o = Native(\"tml-other\")
+o.no(404, \"GET\", \"model/tiny/twinkle/upload_status/\" + rid)
+o.no(404, \"POST\", \"model/tiny/twinkle/upload_to_hub\", {\"checkpoint_dir\": path, \"hub_model_id\": \"me/x\", \"hub_token\": \"t\"})
+open(\"ids\", \"w\").write(rid + \" \" + c.sid)
+"
+	test -f hub/hf/models/me/lora/adapter_model.safetensors
+	test -f hub/ms/models/me/lora/adapter_config.json
+	serve_stop
+	test_equal "$STATUS" 0
+	! grep -r -q -a "secret-token" st access serve.err
+	serve_start --state st
+	trap "kill -9 $PID $hub_pid 2>/dev/null || :" EXIT
+	native "
+rid, sid = open(\"ids\").read().split()
+c = Native(); c.sid = sid
+assert c.ok(\"GET\", \"model/tiny/twinkle/upload_status/\" + rid)[\"status\"] == \"completed\"
+"
+'
+test_case 'all weights: config null with --full, one model at a time' '
+	serve_start --state st --full --snapshot-every 2
+	native "
+c = Native()
+f = Adapter(c, \"full\")
+assert f.ok(\"add_adapter_to_model\", config=None)[\"adapter_name\"] == c.sid + \"-full\"
+f.run = c.sid + \"-full\"
+c.no(409, \"POST\", \"model/tiny/twinkle/add_adapter_to_model\", {\"adapter_name\": \"two\", \"config\": None})
+f.ok(\"set_optimizer\", optimizer_cls=\"AdamW\", lr=1e-3, weight_decay=0.0)
+rows = [feature([5, 6, 7, 8, 9, 10], 2), feature([11, 12, 13, 14], 2)]
+first = f.fb(rows)[\"loss\"]
+for _ in range(4):
+    f.ok(\"clip_grad_and_step\")
+    last = f.fb(rows)[\"loss\"]
+assert last < first * 0.8, (first, last)
+f.ok(\"clip_grad_norm\"); f.ok(\"step\"); f.ok(\"zero_grad\")
+path = f.ok(\"save\", name=\"all\", save_optimizer=True, consumed_train_samples=8)[\"twinkle_path\"]
+lp = f.ok(\"forward_only\", inputs=rows)[\"result\"][\"logps\"]
+uri = f.ok(\"save\", name=\"now\", is_sampler=True)[\"twinkle_path\"]
+assert len(c.sample([rows[0]], sampling_params={\"max_tokens\": 2}, adapter_uri=uri)) == 1
+f.ok(\"lr_step\")
+assert f.ok(\"resume_from_checkpoint\", name=path)[\"result\"][\"cur_step\"] == 5
+assert f.ok(\"forward_only\", inputs=rows)[\"result\"][\"logps\"] == lp
+r = c.ok(\"GET\", \"twinkle/training_runs/\" + f.run)
+assert r[\"is_lora\"] is False and r[\"lora_rank\"] is None, r
+json.dump([c.sid, lp], open(\"was.json\", \"w\"))
+"
+	serve_stop KILL
+	serve_start --state st --full --snapshot-every 2
+	native "
+sid, lp = json.load(open(\"was.json\"))
+c = Native(); c.sid = sid
+f = Adapter(c, \"full\")
+rows = [feature([5, 6, 7, 8, 9, 10], 2), feature([11, 12, 13, 14], 2)]
+assert f.ok(\"forward_only\", inputs=rows)[\"result\"][\"logps\"] == lp
 "
 '
 test_done

@@ -7,7 +7,7 @@
 
 example()
 {
-    sdk_or_skip twinkle torch transformers peft datasets requests pydantic safetensors
+    sdk_or_skip twinkle torch transformers peft datasets requests pydantic safetensors pillow
     sdk_also twinkle_client twinkle-kit==0.5.1
     serve_start --state st --name Org/Model
     env -u HTTP_PROXY -u http_proxy TWINKLE_SERVER_URL="$URL" TWINKLE_SERVER_TOKEN=tml-test STEPS="$2" HF_HUB_OFFLINE=1 \

@@ -105,6 +105,7 @@ char *tw_nat_name(struct tw_arena *a, const struct tw_json *j, double now);
 /* nat_sample.c, nat_hub.c */
 bool tw_nat_sampler(struct tw_srv *s, struct tw_req *r, const char *name); /* false: no such verb */
 void tw_nat_upload(struct tw_srv *s, struct tw_req *r);
+void tw_nat_hub_close(struct tw_srv *s);
 void tw_nat_upload_status(struct tw_srv *s, struct tw_req *r, struct tw_str id);
 
 #endif

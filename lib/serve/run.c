@@ -347,6 +347,7 @@ void tw_trun_end(struct tw_srv *s, struct tw_trun *run, bool send)
     run->state = tw_xstrdup("ended");
     o = tw_op_new(NULL, s);
     tw_op_add(o, "UPDATE run SET state = 'ended' WHERE id = ?", "t", run->id);
+    tw_op_add(o, "DELETE FROM native WHERE run = ?", "t", run->id);
     tw_op_add(o, "DELETE FROM body WHERE n IN (SELECT n FROM request WHERE target = ? AND state > 0)", "t",
             run->id);
     tw_store_submit(s->store, o);

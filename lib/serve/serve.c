@@ -211,6 +211,7 @@ static void close_all(struct tw_srv *s)
         tw_worker_close(s->worker, false);
     while (s->box.last && tw_mail_run(&s->box))
         ;
+    tw_nat_hub_close(s);
     tw_store_close(s->store);
     while (s->box.last && tw_mail_run(&s->box))
         ;

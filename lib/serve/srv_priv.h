@@ -71,6 +71,7 @@ struct tw_srv {
     const struct tw_limits *limits;
     struct tw_chat *chat[3];            /* of texts: as the template says, without and with thinking; NULL:
                                          * not yet opened */
+    struct tw_nat_up *nat_up;           /* uploads to hubs; nat_hub.c's */
     struct tw_nat_open *nat_chat;       /* templates that clients of the native API set; nat_input.c's */
     const char **name;                  /* [nname] of the base model */
     int nname;
