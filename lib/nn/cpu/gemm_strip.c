@@ -119,7 +119,7 @@ static void strip_open(const struct tw_prod *j, const struct tw_tile *t, struct 
     int64_t wide = 0;           /* words whose B is packed for a strip, all at once */
 
     e->packed = at + rooms(j, t) + (t->r1 - t->r0) * TW_KC <= t->b;
-    e->fused = e->packed;
+    e->fused = e->packed && t->r1 - t->r0 >= j->mr;
     if (e->packed)
         pack_more(j, t, true);
     if (j->sides)
@@ -249,7 +249,8 @@ static void strip(const struct tw_prod *j, const struct tw_tile *t, const struct
             tw_prod_block(j, t->c + r * t->ld, t->ld, t->a + s * rows + r * n, b, j->s * 16, n,
                     !s && !g->cont, (int)tw_min(j->mr, rows - r), e->np);
     }
-    strip_more(j, t, e);
+    if (g->nmore)
+        strip_more(j, t, e);
     j->d->k->epis(g->c + t->r0 * g->ldc + e->c0, g->ldc, t->c, t->ld, rows, e->n, g->scale,
             g->bias ? g->bias + e->c0 : NULL,
             g->res ? g->res + t->r0 * g->ldres + e->c0 : NULL, g->ldres);
