@@ -315,7 +315,9 @@ int64_t tw_strip_plan(struct tw_prod *j)
     j->pr = j->bf ? k->pr16 : k->pr;
     words = row_words(j);
     most = tw_min(j->bf ? k->mc16 : TW_MC, room / words);
-    most = tw_min(most, tw_max(64, L2_WORDS / words)) / j->mr * j->mr;
+    if (!j->bf || k->unit16 == 1)               /* tiles have an L2 cache of twice the size */
+        most = tw_min(most, tw_max(64, L2_WORDS / words));
+    most = most / j->mr * j->mr;
     if (most < j->mr)
         return 0;
     rows = (g->m + most - 1) / most;
