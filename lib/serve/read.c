@@ -142,6 +142,20 @@ static int read_optim(struct tw_work *w, const struct tw_json *body, struct tw_e
     return 0;
 }
 
+static int read_fb(struct tw_work *w, const struct tw_limits *l, const struct tw_json *body,
+        const char *key, struct tw_err *err)
+{
+    bool only = w->fb.forward_only;
+    int ret;
+
+    if (tw_json_get_bool(body, "forward_only", &only, err) < 0)
+        return -1;
+    w->fb.forward_only = only;
+    ret = tw_read_fb_json(w, l, body, key, err);
+    w->fb.forward_only = only;
+    return ret;
+}
+
 static int read_json(struct tw_work *w, const struct tw_limits *l, const char *key,
         const struct tw_json *body, struct tw_err *err)
 {
@@ -159,7 +173,7 @@ static int read_json(struct tw_work *w, const struct tw_limits *l, const char *k
     case TW_SAMPLE:
         return tw_read_sample(w, l, body, err);
     default:
-        return tw_read_fb_json(w, l, body, key, err);
+        return read_fb(w, l, body, key, err);
     }
 }
 
