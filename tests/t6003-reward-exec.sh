@@ -8,7 +8,7 @@ while read -r l; do l=${l##*\"v\":}; echo "${l%%[,\}]*}"; done
 X
 fails()	# COMMAND TEXT: the run fails and says TEXT
 {
-	test_exit 1 timeout 60 tw-reward -q --exec "$1" --exec-timeout 5 "$TMP/in.jsonl" >out 2>err
+	test_exit 1 timeout 600 tw-reward -q --exec "$1" --exec-timeout 5 "$TMP/in.jsonl" >out 2>err
 	test_text err "$2"
 }
 
@@ -54,11 +54,10 @@ test_case 'a command that hangs is killed, deaf to SIGTERM or not' '
 	trap "" TERM INT HUP
 	while read -r l; do case $l in *:2}*) sleep 100 ;; *) echo 1 ;; esac; done
 	X
-	timeout 20 tw-reward --exec "sh s.sh" --exec-timeout 0.5 "$TMP/in.jsonl" >out 2>err
+	tw-reward --exec "sh s.sh" --exec-timeout 3 "$TMP/in.jsonl" >out 2>err
 	test_equal "$(sed "s/.*\"reward\":\([^,]*\),.*/\1/" out | tr "\n" " ")" "1.0 null 1.0 1.0 "
-	test_text err "no answer of the command in 0.5 s"
-	sleep 0.2
-	! ps ax | grep "[s]leep 100$"
+	test_text err "no answer of the command in 3 s"
+	while ps ax | grep -q "[s]leep 100$"; do sleep 0.05; done
 '
 test_case 'a command that never answers ends the run' '
 	seq 1 9 | sed "s/.*/{\"text\":\"t\",\"v\":&}/" >in.jsonl
@@ -134,7 +133,7 @@ test_case 'code: a timeout is unscored, or a failure when asked' '
 	isolated
 	code "while True: pass" "tests=\"1\"" >in.jsonl
 	code "import os, time; os.setsid() if os.fork() == 0 else 0; [os.close(i) for i in range(4)]; time.sleep(60)" "tests=\"1\"" >>in.jsonl
-	timeout 30 tw-reward code,timeout=1 in.jsonl 2>err | value | tr "\n" " " >out
+	timeout 300 tw-reward code,timeout=1 in.jsonl 2>err | value | tr "\n" " " >out
 	test_text out "null null "
 	test_text err "unscored: code: timed out after 1 s: 2"
 	test_equal "$(tw-reward -q code,timeout=1,on-timeout=fail in.jsonl | value | tr "\n" " ")" "0.0 0.0 "

@@ -27,13 +27,13 @@ finish() # FILE: with --resume, to its end
     test_equal "$(cat sample.status reward.status train.status | tr "\n" " ")" "0 0 0 "
 }
 running() { until grep -qE "\"step\":([3-9]|[1-9][0-9])" run/policy.json 2>/dev/null; do sleep 0.02; done; }
-# ended: all three, within two seconds (twice that on a machine with other work)
+# ended: all three, which takes no two seconds on a machine without other work
 ended()
 {
     t_=0
     while [ ! -s sample.status ] || [ ! -s reward.status ] || [ ! -s train.status ]; do
         t_=$((t_ + 1))
-        [ $t_ -lt 80 ] || { echo "still running:"; ls; ps -ef | grep tw-; exit 1; }
+        [ $t_ -lt 1200 ] || { echo "still running:"; ls; ps -ef | grep tw-; exit 1; }
         sleep 0.05
     done
 }
@@ -90,7 +90,7 @@ test_case 'Ctrl-C ends all three without a complaint; the step is saved, and a r
 	    i=0
 	    while kill -s 0 -- -$group 2>/dev/null; do
 		i=$((i + 1))
-		test $i -lt 80
+		test $i -lt 1200
 		sleep 0.05
 	    done
 	    wait $group || :
@@ -109,7 +109,7 @@ test_case 'a signal acts at once while the trainer waits for a record' '
 	{
 	    rm -rf r fifo
 	    mkfifo fifo
-	    { cat "$2"; exec sleep 30; } >fifo &
+	    { cat "$2"; exec sleep 100; } >fifo &
 	    writer=$!
 	    env --default-signal=INT tw-train -q -m "$M" --lora r=4 --loss grpo --batch 8 -o r <fifo 2>err &
 	    p=$!
@@ -118,7 +118,7 @@ test_case 'a signal acts at once while the trainer waits for a record' '
 	    [ ! -s "$2" ] || until grep -q "\"step\":1," r/policy.json; do sleep 0.02; done
 	    kill -$1 $p
 	    i=0
-	    while kill -0 $p 2>/dev/null; do i=$((i + 1)); test $i -lt 40; sleep 0.05; done
+	    while kill -0 $p 2>/dev/null; do i=$((i + 1)); test $i -lt 1200; sleep 0.05; done
 	    s=0
 	    wait $p || s=$?
 	    kill $writer
