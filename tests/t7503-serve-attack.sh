@@ -13,7 +13,7 @@ routes = re.findall(r\"\{ \\\"(GET|POST|PUT|DELETE)\\\", \\\"([^\\\"]+)\\\", (\w
 assert len(routes) > 45, len(routes)
 for method, pattern, right in routes:
     path = \"/\" + pattern.replace(\"*\", \"x\")
-    if \"healthz\" in pattern:
+    if pattern.endswith(\"healthz\"):
         expect(200, method, path, key=None)
         continue
     for key in (None, \"\", \"tml-b\", \"tml-a \\t\", \"Tml-a\", \"tml-\", \"a\" * 4000):
