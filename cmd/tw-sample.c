@@ -7,7 +7,8 @@ static const struct tw_opt table[] = {
     { "model", 'm', TW_OSTR(struct tw_sample_opts, model), "MODEL", TW_NEEDED,
         "folder, RUN, hf://ORG/NAME, ms://ORG/NAME or tiny" },
     { "adapter", 0, TW_OLIST(struct tw_sample_opts, adapter), "DIR", NULL,
-        "LoRA adapter folder or RUN, or a tinker:// path of TW_SERVER; of several, a record's \"adapter\" names its own" },
+        "LoRA adapter folder or RUN, or a tinker:// path of TW_SERVER; of several, a record's "
+        "\"adapter\" names its own" },
     { "dtype", 0, TW_OENUM(struct tw_sample_opts, dtype), "f32|bf16", "f32", "precision of the products" },
     { "device", 0, TW_OSTR(struct tw_sample_opts, device), "auto|cpu|cuda[:N]", "auto", "where to compute" },
     { "threads", 0, TW_OINT(struct tw_sample_opts, threads, 0, 4096), "N", "0", "threads; 0: all allowed" },

@@ -10,6 +10,7 @@ used()
 {
     for s_ in "$TOP"/tests/t[0-9]*.sh; do
         ! grep -q -e "$1" "$s_" || cat "$s_"
+        [ "$1" != tw-serve ] || ! grep -q serve_start "$s_" || cat "$s_"
     done | sed -e :a -e '/\\$/{N;s/\\\n//;ta' -e '}' |
         awk -v c="$1" '!/^test_case/ && (index($0, c) || !/tw-[a-z]+ /)' |
         grep -oE -e '(^|[^-a-z])--?[a-z][-a-z0-9]*' | sed 's/^[^-]//' | sort -u

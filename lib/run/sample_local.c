@@ -170,5 +170,5 @@ static void close_all(struct tw_session *s)
         forget(s, &s->adapter[i].from);
 }
 
-const struct tw_source tw_source_local = { open_model, open_sampler, reload, from, forget, add, step, load, stop,
-    score, close_all };
+const struct tw_source tw_source_local = { open_model, open_sampler, reload, from, forget, add, step,
+    load, stop, score, close_all };

@@ -348,7 +348,8 @@ static int take(struct tw_session *s, struct request *r, struct tw_err *err)
     }
     q = j && j->type == TW_JOBJ ? tw_json_get(j, "sequences") : NULL;
     if (!q || q->type != TW_JARR || q->n != g->n)
-        return tw_fail(err, tw_rpc_name(s->far->f->rpc), 0, "the server answered with another number of samples");
+        return tw_fail(err, tw_rpc_name(s->far->f->rpc), 0,
+                "the server answered with another number of samples");
     for (int64_t i = 0; i < g->n; i++) {
         if (take_one(s, g, &g->out[i], &q->item[i]))
             return tw_fail(err, tw_rpc_name(s->far->f->rpc), 0, "the server's sample is malformed");

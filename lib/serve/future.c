@@ -226,7 +226,8 @@ static void accept(struct tw_srv *s, struct tw_future *f, struct tw_blob *b, boo
             " created, reply) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?)",
             "ttittitttdt", f->id, f->tenant->name, (int64_t)f->kind, f->session, f->target, f->seq,
             f->dedup, f->type, f->digest, f->created, f->reply);
-    tw_op_add(o, "INSERT INTO body (n, coded, body) VALUES (last_insert_rowid(), ?, ?)", "ib", (int64_t)coded, b);
+    tw_op_add(o, "INSERT INTO body (n, coded, body) VALUES (last_insert_rowid(), ?, ?)", "ib",
+            (int64_t)coded, b);
     tw_blob_unref(b);
     tw_store_submit(s->store, o);
 }
