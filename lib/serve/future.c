@@ -352,6 +352,9 @@ void tw_future_prune(struct tw_srv *s, double wall)
     tw_op_add(o,
             "DELETE FROM request WHERE state > 0 AND session IN (SELECT id FROM session WHERE ended < ?)",
             "d", wall - s->o->result_ttl);
+    tw_op_add(o,
+            "DELETE FROM native WHERE name = 'sampler' AND run IN (SELECT id FROM session WHERE ended < ?)",
+            "d", wall - s->o->result_ttl);
     tw_op_add(o, "DELETE FROM request WHERE state > 0 AND kind = 10 AND done < ?", "d",
             wall - s->o->result_ttl);
     tw_store_submit(s->store, o);
