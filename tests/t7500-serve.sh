@@ -167,7 +167,7 @@ def chunked(n):
     c.request(\"POST\", path, (b\" \" * 65536 for i in range(n // 65536)), {\"X-API-Key\": KEY}, encode_chunked=True)
     return c.getresponse().status
 assert chunked(1 << 20) == 200 and chunked(2 << 20) == 413
-def say(text, wait=10):
+def say(text, wait=300):
     s = raw(wait)
     s.sendall(text)
     return s.recv(4096)
@@ -184,6 +184,36 @@ expect(400, \"POST\", \"/api/v1/create_session\", b\"{\")
 expect(400, \"POST\", \"/api/v1/create_session\", b\"[1]\")
 expect(400, \"POST\", \"/api/v1/create_session\", b\"{\\\"project_id\\\": 3}\")
 get(\"healthz\")
+"
+'
+test_case '64 MiB, plain and as a zstd frame of a few bytes, are taken, kept, and read again after kill -9' '
+	serve_start --state st --gap-timeout 3600
+	ask "
+def frame(b, n):
+    out = b\"\\x28\\xb5\\x2f\\xfd\\xa0\" + struct.pack(\"<I\", n) + struct.pack(\"<I\", len(b) << 3)[:3] + b
+    n -= len(b)
+    while n:
+        k = min(n, 1 << 17)
+        n -= k
+        out += struct.pack(\"<I\", k << 3 | 2 | (not n))[:3] + b\" \"
+    return out
+m, path, most = create(session()), \"/api/v1/forward_backward\", 64 << 20
+def send(seq, n, status, coded):
+    b = json.dumps(fb_body(m, seq)).encode()
+    r = expect(status, \"POST\", path, frame(b, n) if coded else b + b\" \" * (n - len(b)), headers={\"Content-Encoding\": \"zstd\"} if coded else {})
+    return r.json.get(\"request_id\")
+ids = [send(2, most, 200, False), send(3, most, 200, True)]
+for coded in (False, True):
+    send(4, most + 1, 413, coded)
+open(\"ids\", \"w\").write(json.dumps([m, ids]))
+"
+	serve_stop KILL
+	serve_start --state st --gap-timeout 3600
+	ask "
+m, ids = json.load(open(\"ids\"))
+ids.append(fb(m, 1))
+got = [wait(i)[\"loss_fn_outputs\"] for i in ids]
+assert got[0] == got[1] == got[2]
 "
 '
 test_done
