@@ -35,10 +35,25 @@ static int count(struct tw_worker *k, struct tw_plan *p, struct tw_err *err)
     return ret;
 }
 
+/* Bytes of the prefix cache, which takes at most half of ROOM: adapters need the rest. */
+static size_t cached(struct tw_worker *k, size_t room)
+{
+    size_t bytes = k->o.cache_tokens ? tw_state_bytes(k->model, k->o.cache_tokens) : 0;
+    int64_t fit;
+
+    if (bytes <= room / 2)
+        return bytes;
+    fit = (int64_t)((double)k->o.cache_tokens * (double)(room / 2) / (double)bytes);
+    tw_notice("the beginnings of %lld tokens of prompts have room, not %lld (--prefix-cache)", (long long)fit,
+            (long long)k->o.cache_tokens);
+    k->o.cache_tokens = fit;
+    return room / 2;
+}
+
 int tw_worker_plan(struct tw_worker *k, struct tw_err *err)
 {
     struct tw_plan p = { 0 };
-    size_t have = available(k), cache = tw_state_bytes(k->model, 1) * (size_t)k->o.cache_tokens, one;
+    size_t have = available(k), one, cache;
     char a[32], b[32], c[32];
     int64_t fit;
 
@@ -46,17 +61,17 @@ int tw_worker_plan(struct tw_worker *k, struct tw_err *err)
         return -1;
     k->stat.plan_pass = k->pass_bytes = p.activations + p.head;
     k->stat.plan_adapter = one = p.adapters + p.gradients + p.optimizer;
-    if (have < k->pass_bytes + cache + one)
-        return tw_fail_code(err, TW_ENOMEM, "--max-rank", 0, "a pass over %lld tokens takes %s, an adapter of "
-                "rank %lld %s and --prefix-cache up to %s, more than the %s that are free: give smaller ones",
-                (long long)k->pass_tokens, tw_fmt_bytes(a, (double)k->pass_bytes), (long long)k->o.max_rank,
-                tw_fmt_bytes(b, (double)one), tw_fmt_bytes(c, (double)cache), tw_fmt_bytes((char[32]){ 0 },
-                (double)have));
+    if (have < k->pass_bytes + one)
+        return tw_fail_code(err, TW_ENOMEM, "--max-rank", 0, "a pass over %lld tokens takes %s and an adapter of "
+                "rank %lld %s, more than the %s that are free: give a smaller one", (long long)k->pass_tokens,
+                tw_fmt_bytes(a, (double)k->pass_bytes), (long long)k->o.max_rank, tw_fmt_bytes(b, (double)one),
+                tw_fmt_bytes(c, (double)have));
+    cache = cached(k, have - k->pass_bytes - one);
     fit = (int64_t)((have - k->pass_bytes - cache) / one);
     if (fit >= k->o.max_adapters)
         return 0;
-    tw_notice("%lld adapters of rank %lld have room in memory, not %lld: more are swapped to disk",
-            (long long)fit, (long long)k->o.max_rank, (long long)k->o.max_adapters);
+    tw_notice("memory has room for %lld of %lld adapters of rank %lld: more are swapped to disk",
+            (long long)fit, (long long)k->o.max_adapters, (long long)k->o.max_rank);
     k->o.max_adapters = fit;
     return 0;
 }

@@ -42,7 +42,7 @@ struct tw_sampler *tw_worker_sampler(struct tw_worker *k, struct tw_model *m, st
     return tw_sampler_open(m, k->tok, k->end, k->nend, &o, err);
 }
 
-static int open_sampler(struct tw_worker *k, struct tw_err *err)
+static void set_limits(struct tw_worker *k)
 {
     const struct tw_model_info *info = tw_model_info(k->model);
 
@@ -54,8 +54,6 @@ static int open_sampler(struct tw_worker *k, struct tw_err *err)
         for (int64_t i = 0; i < info->V; i++)
             k->allowed[i] = tw_tok_has(k->tok, i);
     }
-    k->sampler = tw_worker_sampler(k, k->model, err);
-    return k->sampler ? 0 : -1;
 }
 
 struct tw_worker *tw_worker_open(const struct tw_worker_opts *o, struct tw_err *err)
@@ -67,8 +65,8 @@ struct tw_worker *tw_worker_open(const struct tw_worker_opts *o, struct tw_err *
     pthread_mutex_init(&k->lock, NULL);
     pthread_cond_init(&k->more, NULL);
     /* what an earlier process swapped out is of no use: its models come back by their snapshots */
-    if (open_model(k, err) || open_sampler(k, err) || tw_worker_plan(k, err) ||
-            (tw_is_dir(k->swap) && tw_rmtree(k->swap, err)) || tw_mkdirs(k->swap, err)) {
+    if (open_model(k, err) || (set_limits(k), tw_worker_plan(k, err)) ||
+            !(k->sampler = tw_worker_sampler(k, k->model, err)) || (tw_is_dir(k->swap) && tw_rmtree(k->swap, err)) || tw_mkdirs(k->swap, err)) {
         tw_worker_close(k, false);
         return NULL;
     }
