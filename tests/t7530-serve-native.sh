@@ -309,6 +309,9 @@ a.ok(\"set_template\", template_cls=\"Template\", model_id=\"tiny\")
 for _ in range(8):
     a.fb([chat(\"Who are you?\", \"I am Bob.\")])
     a.ok(\"clip_grad_and_step\")
+    a.metric()
+points = get(\"runs/%s/points\" % a.run, key=c.key)
+assert [p[0] for p in points[\"loss\"]] == list(range(1, 9)) and points[\"loss\"][7][1] < points[\"loss\"][0][1], points
 uri = a.ok(\"save\", name=\"now\", is_sampler=True)[\"twinkle_path\"]
 assert \"/sampler_weights/\" in uri
 y, = c.sample([chat(\"Who are you?\")], sampling_params={\"max_tokens\": 12, \"temperature\": 0}, adapter_uri=uri)

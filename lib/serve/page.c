@@ -64,14 +64,15 @@ void tw_curve_note(struct tw_srv *s, struct tw_trun *run, const struct tw_work *
         return;
     if (w->verb == TW_FORWARD_BACKWARD && !w->fb.forward_only) {
         run->curve_loss += w->result.loss;
-        for (int64_t i = 0; i < w->fb.n; i++)
+        run->curve_tokens += w->fb.nat && w->fb.nat->mean;
+        for (int64_t i = 0; i < w->fb.n && !(w->fb.nat && w->fb.nat->mean); i++)
             for (int64_t k = 0; k < w->fb.d[i].n * w->fb.d[i].k; k++)
                 run->curve_tokens += w->fb.d[i].weight ? w->fb.d[i].weight[k] != 0
                         : w->fb.d[i].adv               ? w->fb.d[i].adv[k / w->fb.d[i].k] != 0
                                                        : 1;
     }
-    if (w->verb != TW_OPTIM_STEP)
-        return;
+    if (w->verb != TW_OPTIM_STEP || (w->optim.nat && w->result.version == run->curve_step))
+        return;                         /* the native API has steps that update nothing */
     o = tw_op_new(NULL, s);
     run->curve_step = w->result.version;
     if (run->curve_tokens && isfinite(run->curve_loss))
