@@ -337,9 +337,9 @@ static void add_parts(struct tw_tok *t, const struct spm *m)
         .to = tw_str(" ") };
     t->dec[t->ndec++] = (struct tok_dec){ .kind = TOK_DEC_FALLBACK };
     t->dec[t->ndec++] = (struct tok_dec){ .kind = TOK_DEC_FUSE };
-    if (m->prefix)
+    if (m->prefix || m->squeeze)        /* the prefix; all spaces, where none would stay at the start */
         t->dec[t->ndec++] = (struct tok_dec){ .kind = TOK_DEC_STRIP, .from = tw_str(" "),
-            .start = 1, .fused = true };
+            .start = m->squeeze ? INT64_MAX : 1, .fused = true };
 }
 
 /* The id of a control piece that the file names, or -1. */

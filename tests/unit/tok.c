@@ -15,6 +15,7 @@ static void reference_answers(void)
     CHECK_INT(test_golden_tok("tests/data/tokenizers-spm", &bad), 3);
     CHECK_INT(test_golden_tok("tests/data/tokenizers-uni", &bad), 6);
     CHECK_INT(test_golden_tok("tests/data/tokenizers-unispm", &bad), 5);
+    CHECK_INT(test_golden_tok("tests/data/tokenizers-lead", &bad), 3);
     CHECK_INT(test_golden_tok("tests/data/tokenizers-mix", &bad), 6);
     CHECK_INT(test_golden_tok("tests/data/tokenizers-unicode", &bad), 5);
     CHECK_INT(bad, 0);
