@@ -119,6 +119,26 @@ assert sorted(left)[-3:] == [\"weights/step-28\", \"weights/step-30\", \"weights
 	far tw-train -m tiny $o --resume -o there t.jsonl 2>err
 	test_text err "is finished: step 32 was its last"
 '
+test_case 'a line that loses requests and answers: nothing is done twice' '
+	command -v python3 >/dev/null || test_skip "no python3"
+	chats 16 >t.jsonl
+	awk -f "$TOP/examples/sums.awk" -v n=5 >q.jsonl
+	o="--lora r=2 --lr 1e-3 --batch 4 --loss cross_entropy,dft=on --save-every 2"
+	tw-train -m tiny $o -o here t.jsonl
+	tw-sample -m tiny --max-tokens 8 q.jsonl >here.jsonl
+	serve_start --state st
+	python3 "$TOP/tests/serve_flaky.py" "$URL" >line &
+	line=$!
+	trap "kill -9 $PID $line 2>/dev/null || :" EXIT
+	until [ -s line ]; do kill -0 $line; sleep 0.05; done
+	TW_SERVER=$(cat line) tw-train -m tiny $o -o there t.jsonl
+	same here there
+	TW_SERVER=$(cat line) tw-sample -m tiny --max-tokens 8 q.jsonl >there.jsonl
+	cmp here.jsonl there.jsonl
+	ask "
+assert metric(\"tw_optimizer_steps_total\") == 4, metric(\"tw_optimizer_steps_total\")
+"
+'
 test_case 'Ctrl-C saves, on the server too, and what follows is as it would have been' '
 	chats 32 >t.jsonl
 	o="--lora r=2 --lr 1e-3 --batch 4 --epochs 4 --save-every 100"

@@ -57,6 +57,18 @@ static int parse(struct tw_rpc *r, const char *server, struct tw_err *err)
     return 0;
 }
 
+/* Does what goes to BASE stay on this machine, or is it encrypted? */
+static bool is_private(const char *base)
+{
+    const char *host = base + 7;                /* behind http:// */
+    struct origin o = { .host = strncmp(base, "http://", 7) ? NULL : tw_xstrndup(host, *host == '[' ?
+            strcspn(host, "]") + 1 : strcspn(host, ":/")) };
+    bool near = !o.host || tw_origin_loopback(&o);
+
+    free(o.host);
+    return near;
+}
+
 static int take_key(struct tw_rpc *r, struct tw_err *err)
 {
     const char *key = getenv("TW_API_KEY");
@@ -64,6 +76,8 @@ static int take_key(struct tw_rpc *r, struct tw_err *err)
     for (const char *p = key; p && *p; p++)
         if ((unsigned char)*p <= ' ' || (unsigned char)*p > '~')
             return tw_fail(err, "TW_API_KEY", 0, "holds a character that no key has");
+    if (key && *key && !is_private(r->base))
+        tw_notice("%s: the key and all data go there without encryption; https:// hides them", r->name);
     /* a server without keys takes any, and each is a tenant: this user's, then */
     r->key = key && *key ? tw_xasprintf("X-API-Key: %s", key) :
             tw_xasprintf("X-API-Key: tml-user-%ld", (long)getuid());
@@ -326,6 +340,7 @@ struct tw_call *tw_rpc_send(struct tw_rpc *r, const char *method, const char *pa
         unsigned flags)
 {
     struct tw_call *c = tw_xcalloc(1, sizeof *c);
+    char once[96];
 
     c->r = r;
     c->method = tw_xstrdup(method);
@@ -333,6 +348,9 @@ struct tw_call *tw_rpc_send(struct tw_rpc *r, const char *method, const char *pa
     tw_buf_adds(&c->body, body);
     c->late = flags & TW_RPC_FUTURE;
     c->headers = tw_rpc_headers(r);
+    snprintf(once, sizeof once, "X-Idempotency-Key: %ld-%.9f-%lld", (long)getpid(), tw_now(),
+            (long long)r->ncalls++);
+    c->headers = curl_slist_append(c->headers, once);       /* a repeat is known by it */
     c->next = r->calls;
     c->at = &r->calls;
     if (c->next)

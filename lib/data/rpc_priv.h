@@ -9,6 +9,7 @@ struct tw_rpc {
     char *key;                  /* header line; NULL: none */
     CURLM *multi;
     struct tw_call *calls;
+    int64_t ncalls;
     bool heard, told;           /* it answered once; the user knows that it is away */
     double away;                /* since when it does not answer; 0: it does */
     pthread_t beat;
