@@ -62,10 +62,10 @@ int tw_worker_plan(struct tw_worker *k, struct tw_err *err)
     k->stat.plan_pass = k->pass_bytes = p.activations + p.head;
     k->stat.plan_adapter = one = p.adapters + p.gradients + p.optimizer;
     if (have < k->pass_bytes + one)
-        return tw_fail_code(err, TW_ENOMEM, "--max-rank", 0, "a pass over %lld tokens takes %s and an adapter of "
-                "rank %lld %s, more than the %s that are free: give a smaller one", (long long)k->pass_tokens,
-                tw_fmt_bytes(a, (double)k->pass_bytes), (long long)k->o.max_rank, tw_fmt_bytes(b, (double)one),
-                tw_fmt_bytes(c, (double)have));
+        return tw_fail_code(err, TW_ENOMEM, "--max-rank", 0, "a pass over %lld tokens takes %s and an "
+                "adapter of rank %lld %s, more than the %s that are free: give a smaller one",
+                (long long)k->pass_tokens, tw_fmt_bytes(a, (double)k->pass_bytes),
+                (long long)k->o.max_rank, tw_fmt_bytes(b, (double)one), tw_fmt_bytes(c, (double)have));
     cache = cached(k, have - k->pass_bytes - one);
     fit = (int64_t)((have - k->pass_bytes - cache) / one);
     if (fit >= k->o.max_adapters)

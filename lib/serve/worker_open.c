@@ -66,7 +66,8 @@ struct tw_worker *tw_worker_open(const struct tw_worker_opts *o, struct tw_err *
     pthread_cond_init(&k->more, NULL);
     /* what an earlier process swapped out is of no use: its models come back by their snapshots */
     if (open_model(k, err) || (set_limits(k), tw_worker_plan(k, err)) ||
-            !(k->sampler = tw_worker_sampler(k, k->model, err)) || (tw_is_dir(k->swap) && tw_rmtree(k->swap, err)) || tw_mkdirs(k->swap, err)) {
+            !(k->sampler = tw_worker_sampler(k, k->model, err)) ||
+            (tw_is_dir(k->swap) && tw_rmtree(k->swap, err)) || tw_mkdirs(k->swap, err)) {
         tw_worker_close(k, false);
         return NULL;
     }

@@ -88,7 +88,7 @@ static void the_planner_says_how_many_adapters_fit(void)
 
     plan_memory = 1000;
     CHECK(!try_worker("swap", 64, 64, &err));
-    CHECK(strstr(err.msg, "are free: give smaller ones") && !strcmp(err.place, "--max-rank"));
+    CHECK(strstr(err.msg, "are free: give a smaller one") && !strcmp(err.place, "--max-rank"));
     plan_memory = 0;
     k = open_worker("swap", 64, 64);
     submit(k, long_work(3, 1, 1, 1), "a", NULL, 0, NULL);
