@@ -1,0 +1,248 @@
+/* moe.cu - the ops of experts: products of their rows, and those of adapters on them */
+#include "moe.cuh"
+
+void cu_moe_mm(struct cu_dev *d, enum moe_form form, const struct moe_mm *g, bool exact)
+{
+    if (!g->rows || !g->n || (form == MOE_TN ? !g->m : !g->k))
+        return;
+    if (exact || !cu_moe_mma(d, form, g))
+        cu_moe_simt(d, form, g);
+}
+
+static void m_logits(struct tw_dev *dev, struct tw_tensor *logits, const struct tw_tensor *x,
+        const struct tw_mat *w)
+{
+    struct moe_mm g = {};
+
+    g.a = x->data, g.ta = x->dtype, g.lda = x->ld;
+    g.b = w->data, g.tb = w->dtype, g.ldb = cu_ld(w);
+    g.c = logits->data, g.tc = TW_F32, g.ldc = logits->ld;
+    g.rows = (int32_t)x->rows, g.n = (int32_t)w->rows, g.k = (int32_t)w->cols;
+    g.E = 1, g.alpha = 1;
+    cu_moe_mm(cu(dev), MOE_NT, &g, true);
+}
+
+static void m_logits_bwd(struct tw_dev *dev, struct tw_tensor *dx, bool add, struct tw_mat *dw,
+        const struct tw_tensor *dlogits, const struct tw_tensor *x, const struct tw_mat *w)
+{
+    struct moe_mm g = {};
+
+    g.a = dlogits->data, g.ta = TW_F32, g.lda = dlogits->ld;
+    g.b = w->data, g.tb = w->dtype, g.ldb = cu_ld(w);
+    g.c = dx->data, g.tc = dx->dtype, g.ldc = dx->ld;
+    g.rows = (int32_t)x->rows, g.n = (int32_t)w->cols, g.k = (int32_t)w->rows;
+    g.E = 1, g.alpha = 1;
+    g.add = add;
+    cu_moe_mm(cu(dev), MOE_NN, &g, true);
+    if (!dw)
+        return;
+    g.b = x->data, g.tb = x->dtype, g.ldb = x->ld;
+    g.c = dw->data, g.tc = TW_F32, g.ldc = cu_ld(dw);
+    g.m = (int32_t)w->rows;
+    g.add = true;
+    cu_moe_mm(cu(dev), MOE_TN, &g, true);
+}
+
+/* All rows of S by their experts. */
+static struct moe_mm all_of(const struct tw_dispatch *s)
+{
+    struct moe_mm g = {};
+
+    g.lo = s->start, g.hi = s->start + 1;
+    g.E = (int32_t)s->E, g.rows = (int32_t)(s->T * s->K);
+    g.K = (int32_t)s->K;
+    g.alpha = 1;
+    return g;
+}
+
+/* Elements from an expert's matrix to the next. */
+static int64_t step_of(const struct tw_mat *w)
+{
+    return (w->rows + w->ext) * cu_ld(w);
+}
+
+static void m_experts(struct tw_dev *dev, struct tw_tensor *y, const struct tw_tensor *x,
+        const struct tw_mat *w, const struct tw_dispatch *s, bool gather)
+{
+    struct moe_mm g = all_of(s);
+
+    g.a = x->data, g.ta = x->dtype, g.lda = x->ld;
+    g.b = w->data, g.tb = w->dtype, g.ldb = cu_ld(w), g.step = step_of(w);
+    g.c = y->data, g.tc = y->dtype, g.ldc = y->ld;
+    g.n = (int32_t)w->rows, g.k = (int32_t)w->cols;
+    g.pair = gather ? s->pair : NULL;
+    cu_moe_mm(cu(dev), MOE_NT, &g, x->dtype == TW_F32);
+}
+
+static void m_experts_dx(struct tw_dev *dev, struct tw_tensor *dx, const struct tw_tensor *dy,
+        const struct tw_mat *w, const struct tw_dispatch *s)
+{
+    struct moe_mm g = all_of(s);
+
+    g.a = dy->data, g.ta = dy->dtype, g.lda = dy->ld;
+    g.b = w->data, g.tb = w->dtype, g.ldb = cu_ld(w), g.step = step_of(w);
+    g.c = dx->data, g.tc = dx->dtype, g.ldc = dx->ld;
+    g.n = (int32_t)w->cols, g.k = (int32_t)w->rows;
+    cu_moe_mm(cu(dev), MOE_NN, &g, dy->dtype == TW_F32);
+}
+
+static void m_experts_dw(struct tw_dev *dev, struct tw_mat *dw, const struct tw_tensor *dy,
+        const struct tw_tensor *x, const struct tw_dispatch *s, bool gather)
+{
+    struct moe_mm g = all_of(s);
+
+    g.a = dy->data, g.ta = dy->dtype, g.lda = dy->ld;
+    g.b = x->data, g.tb = x->dtype, g.ldb = x->ld;
+    g.c = dw->data, g.tc = TW_F32, g.ldc = cu_ld(dw), g.step = step_of(dw);
+    g.m = (int32_t)dw->rows, g.n = (int32_t)dw->cols;
+    g.pair = gather ? s->pair : NULL;
+    g.add = true;
+    cu_moe_mm(cu(dev), MOE_TN, &g, dy->dtype == TW_F32);
+}
+
+/* The rows of each expert whose tokens are in [t0, t1): they lie one behind the other. */
+static __global__ void rows_k(int32_t *lo, int32_t *hi, const int32_t *start, const int32_t *pair,
+        int K, int E, int t0, int t1)
+{
+    int e = blockIdx.x * blockDim.x + threadIdx.x;
+
+    if (e >= E)
+        return;
+    for (int i = 0; i < 2; i++) {
+        int a = start[e], b = start[e + 1], t = i ? t1 : t0;
+
+        while (a < b) {
+            int mid = (a + b) / 2;
+
+            if (pair[mid] / K < t)
+                a = mid + 1;
+            else
+                b = mid;
+        }
+        (i ? hi : lo)[e] = a;
+    }
+}
+
+/* The rows of run R. False: no memory. */
+static bool rows_of(struct cu_dev *d, struct moe_mm *g, const struct tw_dispatch *s,
+        const struct tw_lora_run *r)
+{
+    int32_t *room;
+
+    *g = all_of(s);
+    if (r->t0 <= 0 && r->t1 >= s->T)
+        return true;
+    room = (int32_t *)cu_scratch(d, CU_S_SORT, (size_t)(2 * s->E) * 4);
+    if (!room)
+        return false;
+    rows_k<<<(unsigned)cu_div(s->E, 128), 128, 0, d->stream>>>(room, room + s->E, s->start, s->pair,
+            (int)s->K, (int)s->E, (int)r->t0, (int)r->t1);
+    CU_DONE(d, "rows of an adapter");
+    g->lo = room;
+    g->hi = room + s->E;
+    if ((r->t1 - r->t0) * s->K < g->rows)
+        g->rows = (int32_t)((r->t1 - r->t0) * s->K);
+    return true;
+}
+
+/* An operand, or a result. */
+static void from(const void **p, enum tw_dtype *t, int64_t *ld, const struct tw_tensor *x)
+{
+    *p = x->data, *t = x->dtype, *ld = x->ld;
+}
+static void to(struct moe_mm *g, const struct tw_tensor *x)
+{
+    g->c = x->data, g->tc = x->dtype, g->ldc = x->ld;
+}
+static void factor(struct moe_mm *g, const float *b, int64_t rows, int64_t cols)
+{
+    g->b = b, g->tb = TW_F32, g->ldb = cols, g->step = rows * cols;
+}
+
+static void m_lora(struct tw_dev *dev, struct tw_tensor *y, struct tw_tensor *h,
+        const struct tw_tensor *x, const struct tw_lora_ctx *c, const struct tw_dispatch *s,
+        bool gather)
+{
+    struct cu_dev *d = cu(dev);
+    bool exact = x->dtype == TW_F32;
+
+    for (int64_t i = 0; i < c->nrun; i++) {
+        const struct tw_lora_run *r = &c->run[i];
+        struct moe_mm g;
+
+        if (r->t1 <= r->t0 || !rows_of(d, &g, s, r))
+            continue;
+        from(&g.a, &g.ta, &g.lda, x);
+        factor(&g, r->a, r->r, x->cols);
+        to(&g, h);
+        g.n = (int32_t)r->r, g.k = (int32_t)x->cols;
+        g.pair = gather ? s->pair : NULL;
+        g.alpha = r->scale;
+        cu_moe_mm(d, MOE_NT, &g, exact);
+        from(&g.a, &g.ta, &g.lda, h);
+        factor(&g, r->b, y->cols, r->r);
+        to(&g, y);
+        g.n = (int32_t)y->cols, g.k = (int32_t)r->r;
+        g.pair = NULL;
+        g.alpha = 1;
+        g.add = true;
+        cu_moe_mm(d, MOE_NT, &g, exact);
+    }
+}
+
+/* A gradient of a factor: c [E, m, n] += a^T b. */
+static void grad(struct cu_dev *d, struct moe_mm g, float *c, const struct tw_tensor *a, int64_t m,
+        const struct tw_tensor *b, int64_t n, const int32_t *pair, bool exact)
+{
+    from(&g.a, &g.ta, &g.lda, a);
+    from(&g.b, &g.tb, &g.ldb, b);
+    g.c = c, g.tc = TW_F32, g.ldc = n, g.step = m * n;
+    g.m = (int32_t)m, g.n = (int32_t)n;
+    g.pair = pair;
+    g.alpha = 1;
+    g.add = true;
+    cu_moe_mm(d, MOE_TN, &g, exact);
+}
+
+static void m_lora_bwd(struct tw_dev *dev, struct tw_tensor *dx, struct tw_tensor *scratch,
+        const struct tw_tensor *dy, const struct tw_tensor *x, const struct tw_tensor *h,
+        const struct tw_lora_ctx *c, const struct tw_dispatch *s, bool gather)
+{
+    struct cu_dev *d = cu(dev);
+    bool exact = x->dtype == TW_F32;
+
+    for (int64_t i = 0; i < c->nrun; i++) {
+        const struct tw_lora_run *r = &c->run[i];
+        struct moe_mm g;
+
+        if (r->t1 <= r->t0 || !rows_of(d, &g, s, r))
+            continue;
+        from(&g.a, &g.ta, &g.lda, dy);
+        factor(&g, r->b, dy->cols, r->r);
+        to(&g, scratch);
+        g.n = (int32_t)r->r, g.k = (int32_t)dy->cols;
+        g.alpha = r->scale;
+        cu_moe_mm(d, MOE_NN, &g, exact);
+        if (r->db)
+            grad(d, g, r->db, dy, dy->cols, h, r->r, NULL, exact);
+        if (r->da)
+            grad(d, g, r->da, scratch, r->r, x, x->cols, gather ? s->pair : NULL, exact);
+        from(&g.a, &g.ta, &g.lda, scratch);
+        factor(&g, r->a, r->r, x->cols);
+        to(&g, dx);
+        g.n = (int32_t)x->cols, g.k = (int32_t)r->r;
+        g.alpha = 1;
+        g.add = true;
+        cu_moe_mm(d, MOE_NN, &g, exact);
+    }
+}
+
+void cu_moe_ops(struct tw_ops *o)
+{
+    static const struct tw_moe_ops moe = {
+        m_logits, m_logits_bwd, cu_moe_route, cu_moe_route_bwd, m_experts, m_experts_dx,
+        m_experts_dw, cu_moe_collect, m_lora, m_lora_bwd, cu_moe_combine, cu_moe_combine_bwd,
+    };
+
+    o->moe = &moe;
+}
