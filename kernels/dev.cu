@@ -1,5 +1,6 @@
 /* dev.cu - opening a GPU: memory, copies, the sticky error, and the table of its ops */
-#include "cu.cuh"
+#include "mla.cuh"
+#include "moe.cuh"
 #include "nn/cuda.h"
 #include <new>
 #include <stdarg.h>
@@ -213,6 +214,8 @@ static struct tw_ops make_ops(bool hopper)
     cu_head_ops(&o);
     cu_optim_ops(&o);
     cu_attn_ops(&o);
+    cu_mla_ops(&o);
+    cu_moe_ops(&o);
     if (hopper)
         cu_step_ops(&o);
     return o;

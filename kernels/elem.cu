@@ -209,6 +209,34 @@ static void d_add(struct tw_dev *dev, struct tw_tensor *y, const struct tw_tenso
     CU_DONE(d, "add");
 }
 
+template <class A, int V> static __global__ void scale_kernel(A *y, int64_t ld, float a, int64_t n,
+        int64_t per)
+{
+    int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
+    float v[V];
+
+    if (i >= n)
+        return;
+    ldv<V>(v, y + at<V>(i, per, ld));
+#pragma unroll
+    for (int k = 0; k < V; k++)
+        v[k] *= a;
+    stv<V>(y + at<V>(i, per, ld), v);
+}
+
+static void d_scale(struct tw_dev *dev, struct tw_tensor *y, float a)
+{
+    struct cu_dev *d = cu(dev);
+    bool eight = cu_vec8(y, y->cols);
+    int64_t per = y->cols / (eight ? 8 : 1), n = y->rows * per;
+
+    if (!n)
+        return;
+    CU_ACT(y->dtype, CU_VEC(eight, scale_kernel<A, V><<<(unsigned)cu_div(n, 256), 256, 0, d->stream>>>(
+                    (A *)y->data, y->ld, a, n, per)));
+    CU_DONE(d, "scale");
+}
+
 static __global__ void axpy_kernel(float *y, float a, const float *x, int64_t n)
 {
     int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
@@ -231,5 +259,6 @@ void cu_elem_ops(struct tw_ops *o)
     o->glu = d_glu;
     o->glu_bwd = d_glu_bwd;
     o->add = d_add;
+    o->scale = d_scale;
     o->axpy = d_axpy;
 }

@@ -142,6 +142,8 @@ static void elementwise(void)
             same(&y, "glu");
             C(add, &y.c, &dy.c), G(add, &y.g, &dy.g);
             same(&y, "add");
+            C(scale, &y.c, 1.5f), G(scale, &y.g, 1.5f);
+            same(&y, "scale");
             struct both again = tensor(T, n, p, true, 1);
 
             C(glu_bwd, &g.c, &u.c, &again.c, &dy.c, &g.c, &u.c, a);
