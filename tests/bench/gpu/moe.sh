@@ -1,5 +1,5 @@
 #!/bin/bash
-# moe.sh - LoRA steps (4 x 2048 tokens, r 16, all products) of families with experts on this machine's GPU, random weights
+# moe.sh - LoRA steps (4 x 2048 tokens, r 16, all linear) of families with experts on this machine's GPU, random weights
 # of the widths of Qwen3-30B-A3B and DeepSeek-V2-Lite and 4 layers: tokens a second, and the share of 989 TFLOP/s
 # that the products with frozen weights take, those of attention and of the adapters not counted.
 set -euo pipefail
