@@ -15,7 +15,8 @@ typedef __nv_bfloat16 bf16;
 
 /* Scratch blocks that grow to the largest need and stay. One use of each at a time: what an op puts
  * there is dead when the op has been queued and the next one writes it (one stream orders them). */
-enum cu_scratch { CU_S_GEMM, CU_S_HEAD, CU_S_LORA, CU_S_ATTN, CU_S_PART, CU_S_SORT, CU_NSCRATCH };
+enum cu_scratch { CU_S_GEMM, CU_S_HEAD, CU_S_LORA, CU_S_ATTN, CU_S_PART, CU_S_SORT, CU_S_DELTA,
+    CU_NSCRATCH };
 
 struct cu_buf {
     void *p;
@@ -24,6 +25,7 @@ struct cu_buf {
 
 struct cu_gemm;                 /* gemm.cu: handles, plans by shape */
 struct cu_attn;                 /* attn.cu: what attention keeps between calls */
+struct cu_delta;                /* delta.cu: the same of recurrent layers */
 struct cu_step;                 /* step.cu: records of decode steps */
 
 struct cu_dev {
@@ -36,6 +38,7 @@ struct cu_dev {
     struct cu_buf scratch[CU_NSCRATCH];
     struct cu_gemm *gemm;
     struct cu_attn *attn;
+    struct cu_delta *delta;
     struct cu_step *step;
     char *ring;                 /* pinned host memory for uploads, used round and round */
     size_t ring_at;

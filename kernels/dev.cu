@@ -1,4 +1,5 @@
 /* dev.cu - opening a GPU: memory, copies, the sticky error, and the table of its ops */
+#include "delta.cuh"
 #include "mla.cuh"
 #include "moe.cuh"
 #include "nn/cuda.h"
@@ -177,6 +178,7 @@ static void d_close(struct tw_dev *dev)
         cudaStreamSynchronize(d->stream);
     cu_step_close(d);
     cu_attn_close(d);
+    cu_delta_close(d);
     cu_gemm_close(d);
     for (int i = 0; i < CU_NSCRATCH; i++)
         cudaFree(d->scratch[i].p);
@@ -216,6 +218,7 @@ static struct tw_ops make_ops(bool hopper)
     cu_attn_ops(&o);
     cu_mla_ops(&o);
     cu_moe_ops(&o);
+    cu_delta_ops(&o);
     if (hopper)
         cu_step_ops(&o);
     return o;

@@ -237,6 +237,37 @@ static void d_scale(struct tw_dev *dev, struct tw_tensor *y, float a)
     CU_DONE(d, "scale");
 }
 
+/* Groups of w columns between rows of their own and wider ones. */
+template <class A, int V> static __global__ void cols_kernel(A *y, int64_t ldy, A *x, int64_t ldx,
+        int64_t n, int per, int w, int stride, int off, bool back)
+{
+    int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x, t = i / per;
+    int c = (int)(i % per) * V;
+    float v[V];
+
+    if (i >= n)
+        return;
+    y += t * ldy + c;
+    x += t * ldx + (int64_t)(c / w) * stride + off + c % w;
+    ldv<V>(v, back ? y : x);
+    stv<V>(back ? x : y, v);
+}
+
+static void d_cols(struct tw_dev *dev, struct tw_tensor *y, struct tw_tensor *x,
+        const struct tw_cols *c, bool back)
+{
+    struct cu_dev *d = cu(dev);
+    bool eight = cu_vec8(y, c->w) && cu_vec8(x, c->stride) && c->off % 8 == 0;
+    int64_t per = c->n * c->w / (eight ? 8 : 1), n = y->rows * per;
+
+    if (!n)
+        return;
+    CU_ACT(y->dtype, CU_VEC(eight, cols_kernel<A, V><<<(unsigned)cu_div(n, 256), 256, 0, d->stream>>>(
+                    (A *)y->data, y->ld, (A *)x->data, x->ld, n, (int)per, (int)c->w,
+                    (int)c->stride, (int)c->off, back)));
+    CU_DONE(d, "columns");
+}
+
 static __global__ void axpy_kernel(float *y, float a, const float *x, int64_t n)
 {
     int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
@@ -258,6 +289,7 @@ void cu_elem_ops(struct tw_ops *o)
     o->rope = d_rope;
     o->glu = d_glu;
     o->glu_bwd = d_glu_bwd;
+    o->cols = d_cols;
     o->add = d_add;
     o->scale = d_scale;
     o->axpy = d_axpy;

@@ -30,10 +30,13 @@ static const char *gated_lacks(const struct tw_ops *ops)
 static void rule(struct tw_tape *t, const struct tw_layer *l, struct tw_var *const *in,
         struct tw_var *x, struct tw_var *out)
 {
-    struct tw_var *qkv = tw_t_conv(t, l, in[0]);
-    struct tw_var *o = tw_t_delta(t, l, qkv, in[3], in[2]);
+    struct tw_var *y = tw_t_delta_step(t, l, in), *o;
 
-    tw_t_linear(t, tw_t_gnorm(t, o, in[1], l->w[TW_S_GNORM]), l->w[TW_S_OUT], x, out);
+    if (!y) {
+        o = tw_t_delta(t, l, tw_t_conv(t, l, in[0]), in[3], in[2]);
+        y = tw_t_gnorm(t, o, in[1], l->w[TW_S_GNORM]);
+    }
+    tw_t_linear(t, y, l->w[TW_S_OUT], x, out);
 }
 
 static void delta(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x, struct tw_var *out)

@@ -11,9 +11,16 @@ static size_t c_state_bytes(const struct tw_dev *d, const struct tw_delta *s, en
     return tw_ops(tw_count_like(d))->delta->state_bytes(tw_count_like(d), s, act);
 }
 
-static size_t c_save_bytes(const struct tw_dev *d, const struct tw_delta *s, int64_t T)
+static size_t c_save_bytes(const struct tw_dev *d, const struct tw_delta *s, int64_t T,
+        enum tw_dtype act)
 {
-    return tw_ops(tw_count_like(d))->delta->save_bytes(tw_count_like(d), s, T);
+    return tw_ops(tw_count_like(d))->delta->save_bytes(tw_count_like(d), s, T, act);
+}
+
+static size_t c_scratch_bytes(const struct tw_dev *d, const struct tw_delta *s, int64_t T,
+        enum tw_dtype act)
+{
+    return tw_ops(tw_count_like(d))->delta->scratch_bytes(tw_count_like(d), s, T, act);
 }
 
 static void c_conv(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor *x, const float *w,
@@ -75,7 +82,8 @@ static void c_gnorm_bwd(struct tw_dev *d, struct tw_tensor *dx, struct tw_tensor
 }
 
 const struct tw_delta_ops tw_count_delta = {
-    .state_bytes = c_state_bytes, .save_bytes = c_save_bytes, .conv = c_conv,
+    .state_bytes = c_state_bytes, .save_bytes = c_save_bytes,
+    .scratch_bytes = c_scratch_bytes, .conv = c_conv,
     .conv_bwd = c_conv_bwd, .gates = c_gates, .gates_bwd = c_gates_bwd, .delta = c_delta,
     .delta_bwd = c_delta_bwd, .gnorm = c_gnorm, .gnorm_bwd = c_gnorm_bwd,
 };

@@ -47,12 +47,23 @@ static inline int64_t tw_delta_cols(const struct tw_delta *s)
     return 2 * s->hk * s->dk + s->hv * s->dv;
 }
 
+/* The inputs of step(). */
+struct tw_delta_step {
+    const struct tw_tensor *qkv, *z, *a, *b;    /* qkv as conv() takes it */
+    const float *w, *alog, *dt, *norm;          /* (dev) of conv(), gates(), gnorm() */
+    float eps;
+};
+
 struct tw_delta_ops {
     /* Bytes of one layer's part of a state (the last taps - 1 inputs of the convolution, and S in F32:
      * the device's own layout, which conv() and delta() share), activations being of type ACT; of
-     * what delta() keeps for the backward of T rows (0: the backward does it again). */
+     * what delta() keeps for the backward of T rows (0: the backward does it again); at most of what
+     * the device takes beside that for calls of T rows, and keeps. */
     size_t (*state_bytes)(const struct tw_dev *d, const struct tw_delta *s, enum tw_dtype act);
-    size_t (*save_bytes)(const struct tw_dev *d, const struct tw_delta *s, int64_t T);
+    size_t (*save_bytes)(const struct tw_dev *d, const struct tw_delta *s, int64_t T,
+            enum tw_dtype act);
+    size_t (*scratch_bytes)(const struct tw_dev *d, const struct tw_delta *s, int64_t T,
+            enum tw_dtype act);
 
     /* y[t, c] = silu(sum over j of w[c, j] x[t - taps + 1 + j, c]), tokens before the sequence being
      * zero: a chain over ascending j. x, y [T, C]; w (dev) F32 [C, taps]. Moves the state's window
@@ -102,6 +113,11 @@ struct tw_delta_ops {
     void (*gnorm_bwd)(struct tw_dev *d, struct tw_tensor *dx, struct tw_tensor *dz, float *dw,
             const struct tw_tensor *dy, const struct tw_tensor *x, const struct tw_tensor *z,
             const float *w, int64_t n, const float *rstd);
+
+    /* conv(), gates(), delta() and gnorm() of sequences of one token each, all with a state, in one;
+     * y [T, hv * dv]. NULL: callers do one after the other. */
+    void (*step)(struct tw_dev *d, struct tw_tensor *y, const struct tw_delta_step *in,
+            const struct tw_delta *s);
 };
 
 #endif

@@ -197,7 +197,8 @@ int tw_model_save(const struct tw_model *m, const struct tw_adapter *merge, enum
  * backward) on the counting device. */
 struct tw_plan {
     int64_t params, trainable;
-    size_t weights, adapters, gradients, optimizer, activations, head, state, total;
+    size_t weights, adapters, gradients, optimizer, activations, head, recurrent, state,
+        total;
     double flops_forward, flops_step;
 };
 /* FLOPs of all passes since this was last asked (a multiply-add is two). */

@@ -62,6 +62,19 @@ static double count_flops(struct tw_pass *p, unsigned flags, size_t *peak)
     return d->flops;
 }
 
+/* What recurrent layers take beside activations, once for all of them. */
+static size_t recurrent(const struct tw_pass *p)
+{
+    const struct tw_model *m = p->m;
+    struct tw_delta s = tw_delta_conf(&m->cfg);
+
+    if (!m->rec.bytes)
+        return 0;
+    s.seq = p->b.delta;
+    s.nseq = p->b.nseq;
+    return m->ops->delta->scratch_bytes(m->dev, &s, p->b.T, m->act);
+}
+
 double tw_model_flops(struct tw_model *m)
 {
     struct tw_dev_head *d = (struct tw_dev_head *)m->count;
@@ -94,10 +107,12 @@ int tw_model_plan(struct tw_model *m, struct tw_adapter *a, int64_t tokens, int6
     out->optimizer = moments(m->opts.train ? &m->params : NULL) +
                      moments(a && a->train ? &a->params : NULL);
     out->head = m->ops->head_scratch(m->dev, tokens, m->cfg.V, m->cfg.D, flags & TW_BACKWARD);
+    out->recurrent = recurrent(&p);
     out->state = tw_state_bytes(m, longest) * (size_t)nseq;
     out->flops_forward = count_flops(&p, 0, &peak);
     out->flops_step = count_flops(&p, flags, &out->activations);
-    out->total = out->weights + out->adapters + out->gradients + out->activations + out->head;
+    out->total = out->weights + out->adapters + out->gradients + out->activations + out->head +
+                 out->recurrent;
     if (flags & TW_BACKWARD)
         out->total += out->optimizer;
     ret = 0;

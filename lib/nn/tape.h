@@ -135,6 +135,9 @@ struct tw_var *tw_t_delta(struct tw_tape *t, const struct tw_layer *l, struct tw
         struct tw_var *a, struct tw_var *b);
 struct tw_var *tw_t_gnorm(struct tw_tape *t, struct tw_var *x, struct tw_var *z,
         struct tw_weight *w);
+/* All of them for in: qkv, z, b, a when every sequence brings one token and the device does that in one;
+ * else NULL. */
+struct tw_var *tw_t_delta_step(struct tw_tape *t, const struct tw_layer *l, struct tw_var *const *in);
 
 /* tape_moe.c: router, experts and shared expert of the input of a layer's ffn, normalised as N; X and
  * what they give go into OUT. */

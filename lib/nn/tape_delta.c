@@ -205,7 +205,8 @@ struct tw_var *tw_t_delta(struct tw_tape *t, const struct tw_layer *l, struct tw
 
     gates(t, l, a, b, &g, &beta);
     if (t->record)
-        save = tw_stack_take(t->st, t->ops->delta->save_bytes(t->dev, &k->s, qkv->v.rows));
+        save = tw_stack_take(t->st, t->ops->delta->save_bytes(t->dev, &k->s, qkv->v.rows,
+                t->m->act));
     t->ops->delta->delta(t->dev, &y->v, save, &qkv->v, &g->v, &beta->v, &k->s);
     op = tw_note(t, rule_back, y, qkv);
     if (op) {
@@ -243,5 +244,24 @@ struct tw_var *tw_t_gnorm(struct tw_tape *t, struct tw_var *x, struct tw_var *z,
         op->w = w;
         op->save = rstd;
     }
+    return y;
+}
+
+struct tw_var *tw_t_delta_step(struct tw_tape *t, const struct tw_layer *l, struct tw_var *const *in)
+{
+    struct tw_delta s = delta_of(t, l);
+    struct tw_delta_step step = { .qkv = &in[0]->v, .z = &in[1]->v, .b = &in[2]->v, .a = &in[3]->v,
+        .w = l->w[TW_S_CONV]->w.data, .alog = l->w[TW_S_ALOG]->w.data,
+        .dt = l->w[TW_S_DTBIAS]->w.data, .norm = l->w[TW_S_GNORM]->w.data,
+        .eps = (float)t->m->cfg.eps };
+    struct tw_var *y;
+
+    if (t->record || !t->ops->delta->step)
+        return NULL;
+    for (int64_t i = 0; i < s.nseq; i++)
+        if (s.seq[i].n != 1 || !s.seq[i].state)
+            return NULL;
+    y = tw_var_new(t, in[0]->v.rows, s.hv * s.dv);
+    t->ops->delta->step(t->dev, &y->v, &step, &s);
     return y;
 }

@@ -89,6 +89,8 @@ static void print(const struct tw_trainer *t, const struct size *z, const struct
     print_bytes(out, "memory: optimizer", p->optimizer);
     print_bytes(out, "memory: activations", p->activations);
     print_bytes(out, "memory: head", p->head);
+    if (p->recurrent)
+        print_bytes(out, "memory: recurrent layers", p->recurrent);
     if (t->ref.bytes)
         print_bytes(out, "memory: reference", t->ref.bytes);
     if (t->taken)
@@ -131,7 +133,7 @@ static void explain(struct tw_trainer *t, const struct size *z, const struct tw_
             tw_fmt_bytes(total, (double)p->total), tw_fmt_bytes(fit, (double)have),
             tw_fmt_bytes(w, (double)(p->weights + p->adapters)),
             tw_fmt_bytes(g, (double)p->gradients), tw_fmt_bytes(o, (double)p->optimizer),
-            z->tokens, tw_fmt_bytes(a, (double)(p->activations + p->head)));
+            z->tokens, tw_fmt_bytes(a, (double)(p->activations + p->head + p->recurrent)));
     advice(t, z, b);
 }
 

@@ -217,7 +217,7 @@ static void alone(struct help_dev *h, struct run *r, const float *packed)
 
 static void *save_of(struct help_dev *h, const struct run *r)
 {
-    return help_put(h->d, NULL, ops(h)->save_bytes(h->d, &r->d, r->T) + 64);
+    return help_put(h->d, NULL, ops(h)->save_bytes(h->d, &r->d, r->T, TW_F32) + 64);
 }
 
 static void delta_on(struct help_dev *h, const struct shape *s, int slot)

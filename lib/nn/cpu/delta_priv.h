@@ -46,7 +46,10 @@ int tw_cpu_delta_in(struct tw_cpu *d, struct tw_delta_in *in, const struct tw_te
         const struct tw_tensor *g, const struct tw_delta *s);
 
 size_t tw_cpu_delta_state_bytes(const struct tw_dev *d, const struct tw_delta *s, enum tw_dtype act);
-size_t tw_cpu_delta_save_bytes(const struct tw_dev *d, const struct tw_delta *s, int64_t T);
+size_t tw_cpu_delta_save_bytes(const struct tw_dev *d, const struct tw_delta *s, int64_t T,
+        enum tw_dtype act);
+size_t tw_cpu_delta_scratch_bytes(const struct tw_dev *d, const struct tw_delta *s, int64_t T,
+        enum tw_dtype act);
 void tw_cpu_delta(struct tw_dev *d, struct tw_tensor *o, void *save, const struct tw_tensor *qkv,
         const struct tw_tensor *g, const struct tw_tensor *beta, const struct tw_delta *s);
 void tw_cpu_delta_bwd(struct tw_dev *d, struct tw_tensor *dqkv, struct tw_tensor *dg,
