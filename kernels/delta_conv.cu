@@ -298,7 +298,7 @@ void cu_delta_conv(struct tw_dev *dev, struct tw_tensor *y, const struct tw_tens
         const struct tw_delta *s)
 {
     struct cu_dev *d = cu(dev);
-    bool eight = cu_vec8(x, x->cols) && cu_vec8(y, x->cols), states = false;
+    bool eight = cu_vec8(x, x->cols) && cu_vec8(y, x->cols) && s->taps == 4, states = false;
     conv_arg p = {};
 
     if (!prepare(d, &p, s, x, w))
@@ -306,7 +306,10 @@ void cu_delta_conv(struct tw_dev *dev, struct tw_tensor *y, const struct tw_tens
     p.y = y->data;
     p.ldy = y->ld;
     unsigned grid = grid_of(&p, eight ? 8 : 1);
-    CU_ACT(x->dtype, CU_VEC(eight, TAPS(s->taps, conv_k<A, V, N><<<grid, WIDE, 0, d->stream>>>(p))));
+    if (eight)
+        CU_ACT(x->dtype, conv_k<A, 8, 4><<<grid, WIDE, 0, d->stream>>>(p));
+    else
+        CU_ACT(x->dtype, TAPS(s->taps, conv_k<A, 1, N><<<grid, WIDE, 0, d->stream>>>(p)));
     CU_DONE(d, "convolution");
     for (int64_t i = 0; i < s->nseq; i++)
         states |= s->seq[i].state != NULL;
@@ -335,7 +338,7 @@ void cu_delta_conv_bwd(struct tw_dev *dev, struct tw_tensor *dx, float *dw, cons
         const struct tw_tensor *x, const float *w, const struct tw_delta *s)
 {
     struct cu_dev *d = cu(dev);
-    bool eight = cu_vec8(x, x->cols) && cu_vec8(dy, x->cols) && cu_vec8(dx, x->cols);
+    bool eight = cu_vec8(x, x->cols) && cu_vec8(dy, x->cols) && cu_vec8(dx, x->cols) && s->taps == 4;
     conv_arg p = {};
 
     if (!prepare(d, &p, s, x, w))
@@ -344,8 +347,8 @@ void cu_delta_conv_bwd(struct tw_dev *dev, struct tw_tensor *dx, float *dw, cons
     p.lddy = dy->ld;
     p.y = dx->data;
     p.ldy = dx->ld;
-    unsigned grid = grid_of(&p, eight && s->taps == 4 ? 8 : 1);
-    if (eight && s->taps == 4)
+    unsigned grid = grid_of(&p, eight ? 8 : 1);
+    if (eight)
         CU_ACT(x->dtype, dx_k<A, 8, 4><<<grid, WIDE, 0, d->stream>>>(p));
     else
         CU_ACT(x->dtype, TAPS(s->taps, dx_k<A, 1, N><<<grid, WIDE, 0, d->stream>>>(p)));

@@ -81,6 +81,11 @@ template <int ACT> static __device__ __forceinline__ float act(float x, float *d
 
         *dx = s * (1 + x * (1 - s));
         return x * s;
+    } else if (ACT == TW_SIGMOID) {
+        float s = 1 / (1 + __expf(-x));
+
+        *dx = s * (1 - s);
+        return s;
     } else {
         const float k = 0.79788456080286536f, c = 0.044715f;
         float th = tanhf(k * (x + c * x * x * x));
@@ -142,6 +147,7 @@ template <class A, int V, int ACT> static __global__ void glu_bwd_kernel(A *dgat
 #define CU_GLU(kind, ...)                                                                          \
     do {                                                                                           \
         if ((kind) == TW_SILU) { constexpr int ACT = TW_SILU; __VA_ARGS__; }                       \
+        else if ((kind) == TW_SIGMOID) { constexpr int ACT = TW_SIGMOID; __VA_ARGS__; }            \
         else { constexpr int ACT = TW_GELU_TANH; __VA_ARGS__; }                                    \
     } while (0)
 
