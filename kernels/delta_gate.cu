@@ -14,9 +14,14 @@ struct gates_arg {
     int H;
 };
 
-static __device__ __forceinline__ float softplus(float x)
+/* In double: a slow decay is a g near zero whose error the whole sequence would see. */
+static __device__ __forceinline__ double softplus(double x)
 {
-    return x > 30 ? x : log1pf(expf(x));
+    return x > 30 ? x : log1p(exp(x));
+}
+static __device__ __forceinline__ double slope(double x)
+{
+    return 1 / (1 + exp(-x));
 }
 static __device__ __forceinline__ float sigmoid(float x)
 {
@@ -30,8 +35,10 @@ template <typename A> static __global__ void gates_k(const __grid_constant__ gat
 
     if (t >= p.T)
         return;
-    p.g[t * p.ldg + h] = -expf(p.alog[h]) * softplus(ld1((const A *)p.a + t * p.lda + h) + p.dt[h]);
-    p.beta[t * p.ldbeta + h] = sigmoid(ld1((const A *)p.b + t * p.ldb + h));
+    double x = (double)ld1((const A *)p.a + t * p.lda + h) + p.dt[h];
+
+    p.g[t * p.ldg + h] = (float)(-exp((double)p.alog[h]) * softplus(x));
+    p.beta[t * p.ldbeta + h] = (float)slope(ld1((const A *)p.b + t * p.ldb + h));
 }
 
 template <typename A> static __global__ void gates_bwd_k(const __grid_constant__ gates_arg p)
@@ -41,11 +48,11 @@ template <typename A> static __global__ void gates_bwd_k(const __grid_constant__
 
     if (t >= p.T)
         return;
-    float x = ld1((const A *)p.a + t * p.lda + h) + p.dt[h];
-    float be = sigmoid(ld1((const A *)p.b + t * p.ldb + h));
+    double x = (double)ld1((const A *)p.a + t * p.lda + h) + p.dt[h];
+    double be = slope(ld1((const A *)p.b + t * p.ldb + h));
 
-    st1((A *)p.da + t * p.ldda + h, -p.dg[t * p.ldg + h] * expf(p.alog[h]) * sigmoid(x));
-    st1((A *)p.db + t * p.lddb + h, p.dbeta[t * p.ldbeta + h] * be * (1 - be));
+    st1((A *)p.da + t * p.ldda + h, (float)(-p.dg[t * p.ldg + h] * exp((double)p.alog[h]) * slope(x)));
+    st1((A *)p.db + t * p.lddb + h, (float)(p.dbeta[t * p.ldbeta + h] * be * (1 - be)));
 }
 
 /* dalog and ddt of a head: a block. */
@@ -53,20 +60,19 @@ template <typename A> static __global__ void __launch_bounds__(256)
 gates_sum_k(float *dalog, float *ddt, const __grid_constant__ gates_arg p)
 {
     const int h = blockIdx.x;
-    const float e = -expf(p.alog[h]), dt = p.dt[h];
-    float sa = 0, st = 0;
+    const double e = -exp((double)p.alog[h]), dt = p.dt[h];
+    double sa = 0, st = 0;
 
     for (int64_t t = threadIdx.x; t < p.T; t += 256) {
-        float x = ld1((const A *)p.a + t * p.lda + h) + dt, dg = p.dg[t * p.ldg + h] * e;
+        double x = (double)ld1((const A *)p.a + t * p.lda + h) + dt, dg = p.dg[t * p.ldg + h] * e;
 
-        sa = fmaf(dg, softplus(x), sa);
-        st = fmaf(dg, sigmoid(x), st);
+        sa += dg * softplus(x);
+        st += dg * slope(x);
     }
-    sa = block_sum(sa);
-    st = block_sum(st);
+    float a = block_sum((float)sa), b = block_sum((float)st);
     if (threadIdx.x == 0) {
-        dalog[h] += sa;
-        ddt[h] += st;
+        dalog[h] += a;
+        ddt[h] += b;
     }
 }
 

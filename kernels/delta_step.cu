@@ -229,8 +229,8 @@ decode_k(const __grid_constant__ step_arg p)
     }
     __syncthreads();
     normalise(m, a.dk);
-    float u = ld1((const A *)p.ga + row * p.ldga + h) + p.dt[h];
-    float g = -expf(p.alog[h]) * (u > 30 ? u : log1pf(expf(u)));
+    double u = (double)ld1((const A *)p.ga + row * p.ldga + h) + p.dt[h];
+    float g = (float)(-exp((double)p.alog[h]) * (u > 30 ? u : log1p(exp(u))));
     float beta = 1 / (1 + expf(-ld1((const A *)p.gb + row * p.ldgb + h)));
     float o = rounded<A>(token(m, s, expf(g), beta));
     float r = block_sum(x < a.dv ? o * o : 0);
