@@ -55,7 +55,6 @@ static struct both gate(int64_t rows, int64_t cols, bool decay)
         b.start[i] = decay ? -fabsf(x) * (i % cols ? 0.05f : 0.8f) - (i % 97 == 5 ? 20 : 0) :
                 1 / (1 + expf(-2 * x));
         size_t at = (size_t)(i / cols * b.c.ld + i % cols) * 4;
-
         C(put, (char *)b.c.data + at, &b.start[i], 4), G(put, (char *)b.g.data + at, &b.start[i], 4);
     }
     return b;
@@ -211,6 +210,7 @@ static void rule(void)
 
 struct states {
     void *c[SEQS], *g[SEQS], *mc[SEQS][2], *mg[SEQS][2];    /* and copies at two marks */
+    void *more[SEQS];           /* of the GPU */
 };
 
 static void states_open(struct states *st, const struct run *r)
@@ -222,6 +222,7 @@ static void states_open(struct states *st, const struct run *r)
     memset(rubbish, 0xff, nc + ng);
     for (int64_t i = 0; i < r->nseq; i++) {
         st->c[i] = put(cpu, rubbish, nc), st->g[i] = put(gpu, rubbish, ng);
+        st->more[i] = put(gpu, rubbish, ng);
         for (int k = 0; k < 2; k++)
             st->mc[i][k] = put(cpu, rubbish, nc), st->mg[i][k] = put(gpu, rubbish, ng);
     }
@@ -231,7 +232,7 @@ static void states_open(struct states *st, const struct run *r)
 static void states_close(struct states *st, const struct run *r)
 {
     for (int64_t i = 0; i < r->nseq; i++) {
-        C(free, st->c[i]), G(free, st->g[i]);
+        C(free, st->c[i]), G(free, st->g[i]), G(free, st->more[i]);
         for (int k = 0; k < 2; k++)
             C(free, st->mc[i][k]), G(free, st->mg[i][k]);
     }
@@ -290,8 +291,7 @@ static void in_pieces(const struct shape *s, int64_t piece)
                 rows_of(&r.o.g, t, m) };
             struct tw_delta c = r.d, g = r.d;
 
-            c.offset = g.offset = OFFSET;
-            c.nseq = g.nseq = 1;
+            c.offset = g.offset = OFFSET, c.nseq = g.nseq = 1;
             c.seq = &qc[i], g.seq = &qg[i];
             qc[i].t0 = qg[i].t0 = 0;
             CD(conv, &x[1], &x[0], r.w.c.data, &c), GD(conv, &x[6], &x[5], r.w.g.data, &g);
@@ -311,9 +311,7 @@ static void in_pieces(const struct shape *s, int64_t piece)
             struct tw_tensor x[5] = { rows_of(&r.x.g, t, m), rows_of(&r.y.g, t, m), rows_of(&r.g.g, t, m),
                 rows_of(&r.beta.g, t, m), rows_of(&r.o.g, t, m) };
 
-            g.offset = OFFSET;
-            g.nseq = 1;
-            g.seq = &q;
+            g.offset = OFFSET, g.nseq = 1, g.seq = &q;
             GD(conv, &x[1], &x[0], r.w.g.data, &g), GD(delta, &x[4], NULL, &x[1], &x[2], &x[3], &g);
         }
     same(&r.y, "conv from marks"), same(&r.o, "delta from marks");
@@ -331,60 +329,101 @@ static void pieces(void)
     healthy();
 }
 
-/* Steps of the longest sequences' first tokens: all in one on the GPU, one after the other on the CPU. */
-static void steps_of(const struct shape *s)
-{
+/* What steps take and give. */
+struct steps {
     struct run r;
     struct states st;
-    struct both a, b, z, gw, alog, dt, y;
+    struct both a, b, z, gw, alog, dt, y, u;    /* y: of the CPU and of steps; u: of the GPU's ops */
+};
 
-    run_open(&r, s);
-    states_open(&st, &r);
-    a = tensor(r.T, s->hv, s->pad, false, 1), b = tensor(r.T, s->hv, 0, false, 1);
-    z = tensor(r.T, r.V, s->pad, false, 1), y = tensor(r.T, r.V, s->pad, true, 1);
-    gw = vector(s->dv, false), alog = vector(s->hv, false), dt = vector(s->hv, false);
+/* The four ops for one token on one device; everything is of that device. */
+static void apart(struct tw_dev *d, const struct steps *p, bool g, const struct tw_delta *s, int64_t t)
+{
+    const struct tw_delta_ops *o = tw_ops(d)->delta;
+    const struct both *b[] = { &p->r.x, &p->r.y, &p->r.g, &p->r.beta, &p->a, &p->b, &p->r.o, &p->z,
+        g ? &p->u : &p->y };
+    struct tw_tensor x[9];
+
+    EACH(b)
+        x[i] = rows_of(g ? &b[i]->g : &b[i]->c, t, 1);
+    o->conv(d, &x[1], &x[0], g ? p->r.w.g.data : p->r.w.c.data, s);
+    o->gates(d, &x[2], &x[3], &x[4], &x[5], g ? p->alog.g.data : p->alog.c.data,
+            g ? p->dt.g.data : p->dt.c.data);
+    o->delta(d, &x[6], NULL, &x[1], &x[2], &x[3], s);
+    o->gnorm(d, &x[8], NULL, &x[6], &x[7], g ? p->gw.g.data : p->gw.c.data, s->dv, 1e-5f);
+}
+
+/* Token AT of sequence I: by the ops of both devices, and in one; that one goes over to its copy at the
+ * mark. */
+static void step_of(struct steps *p, int64_t i, int64_t at)
+{
+    struct run *r = &p->r;
+    struct states *st = &p->st;
+    int64_t t = r->seq[i].t0 + at;
+    bool marked = at + 1 == TW_DELTA_MARK, over = at >= TW_DELTA_MARK;
+    struct tw_delta_mark m[3] = { { TW_DELTA_MARK, st->mc[i][0] }, { TW_DELTA_MARK, st->mg[i][0] },
+        { TW_DELTA_MARK, st->mg[i][1] } };
+    void *state[3] = { st->c[i], over ? st->mg[i][0] : st->g[i], st->more[i] };
+    struct tw_tensor x = rows_of(&r->x.g, t, 1), z = rows_of(&p->z.g, t, 1);
+    struct tw_tensor a = rows_of(&p->a.g, t, 1), b = rows_of(&p->b.g, t, 1), y = rows_of(&p->y.g, t, 1);
+    struct tw_delta_step in = { &x, &z, &a, &b, r->w.g.data, p->alog.g.data, p->dt.g.data, p->gw.g.data,
+        1e-5f };
+
+    for (int k = 0; k < 3; k++) {
+        struct tw_delta_seq q = { .n = 1, .past = at, .state = state[k], .mark = &m[k], .nmark = marked };
+        struct tw_delta d = r->d;
+
+        d.offset = OFFSET, d.nseq = 1, d.seq = &q;
+        if (k == 1)
+            GD(step, &y, &in, &d);
+        else
+            apart(k ? gpu : cpu, p, k == 2, &d, t);
+    }
+}
+
+/* In BF16 what goes from op to op is rounded, and the norm can make much of it: steps are compared with
+ * the GPU's own ops then. */
+static void from_gpu(struct steps *p)
+{
+    size_t n = (size_t)(p->u.g.rows * p->u.g.ld);
+    uint16_t *low = tw_xcalloc(n, 2);
+    float *x = tw_xcalloc(n, 4);
+
+    G(get, low, p->u.g.data, n * 2);
+    for (size_t i = 0; i < n; i++)
+        x[i] = tw_bf16_to_f32(low[i]);
+    C(put, p->y.c.data, x, n * 4);
+    free(low), free(x);
+}
+
+static void steps_of(const struct shape *s)
+{
+    struct steps p;
+    struct run *r = &p.r;
+
+    run_open(r, s);
+    states_open(&p.st, r);
+    p.a = tensor(r->T, s->hv, s->pad, false, 1), p.b = tensor(r->T, s->hv, 0, false, 1);
+    p.z = tensor(r->T, r->V, s->pad, false, 1), p.y = tensor(r->T, r->V, s->pad, true, 1);
+    p.u = tensor(r->T, r->V, s->pad, true, 1);
+    p.gw = vector(s->dv, false), p.alog = vector(s->hv, false), p.dt = vector(s->hv, false);
     for (int64_t at = 0; at < 70; at++)
-        for (int64_t i = 0; i < r.nseq; i++) {
-            struct tw_delta_mark mc = { TW_DELTA_MARK, st.mc[i][0] }, mg = { TW_DELTA_MARK, st.mg[i][0] };
-            struct tw_delta_seq qc = { .n = 1, .past = at, .state = st.c[i] }, qg = qc;
-            struct tw_delta c = r.d, g = r.d;
-            int64_t t = r.seq[i].t0 + at;
-
-            if (at >= s->n[i])
-                continue;
-            qc.mark = &mc, qg.mark = &mg;
-            qc.nmark = qg.nmark = at + 1 == TW_DELTA_MARK;
-            qg.state = at == TW_DELTA_MARK ? st.mg[i][0] : at > TW_DELTA_MARK ? st.mg[i][0] : st.g[i];
-            c.offset = g.offset = OFFSET;
-            c.nseq = g.nseq = 1;
-            c.seq = &qc, g.seq = &qg;
-
-            struct tw_tensor xc = rows_of(&r.x.c, t, 1), yc = rows_of(&r.y.c, t, 1);
-            struct tw_tensor gc = rows_of(&r.g.c, t, 1), bc = rows_of(&r.beta.c, t, 1);
-            struct tw_tensor oc = rows_of(&r.o.c, t, 1), zc = rows_of(&z.c, t, 1);
-            struct tw_tensor ac = rows_of(&a.c, t, 1), ic = rows_of(&b.c, t, 1), uc = rows_of(&y.c, t, 1);
-            struct tw_tensor xg = rows_of(&r.x.g, t, 1), zg = rows_of(&z.g, t, 1);
-            struct tw_tensor ag = rows_of(&a.g, t, 1), ig = rows_of(&b.g, t, 1), ug = rows_of(&y.g, t, 1);
-            struct tw_delta_step in = { &xg, &zg, &ag, &ig, r.w.g.data, alog.g.data, dt.g.data,
-                gw.g.data, 1e-5f };
-
-            CD(conv, &yc, &xc, r.w.c.data, &c);
-            CD(gates, &gc, &bc, &ac, &ic, alog.c.data, dt.c.data);
-            CD(delta, &oc, NULL, &yc, &gc, &bc, &c);
-            CD(gnorm, &uc, NULL, &oc, &zc, gw.c.data, s->dv, 1e-5f);
-            GD(step, &ug, &in, &g);
-        }
-    for (int64_t i = 0; i < r.nseq; i++) {          /* only so many tokens were made */
+        for (int64_t i = 0; i < r->nseq; i++)
+            if (at < s->n[i])
+                step_of(&p, i, at);
+    if (act == TW_BF16)
+        from_gpu(&p);
+    for (int64_t i = 0; i < r->nseq; i++) {         /* only so many tokens were made */
         int64_t m = s->n[i] < 70 ? s->n[i] : 70;
-        struct both part = y;
+        struct both part = p.y;
 
-        part.c = rows_of(&y.c, r.seq[i].t0, m), part.g = rows_of(&y.g, r.seq[i].t0, m);
-        part.n = m * r.V;
+        part.c = rows_of(&p.y.c, r->seq[i].t0, m), part.g = rows_of(&p.y.g, r->seq[i].t0, m);
+        part.n = m * r->V;
         same(&part, "steps");
     }
-    states_close(&st, &r);
-    done(&a), done(&b), done(&z), done(&y), done(&gw), done(&alog), done(&dt);
-    run_close(&r);
+    states_close(&p.st, r);
+    done(&p.a), done(&p.b), done(&p.z), done(&p.y), done(&p.u), done(&p.gw), done(&p.alog), done(&p.dt);
+    run_close(r);
 }
 
 static void steps(void)
