@@ -74,18 +74,23 @@ template <typename E, int D> struct grad {
     }
 };
 
+/* Queues what head h needs; early: what the head before has let go of when its tiles are made. */
 template <typename E, int D>
-static __device__ __forceinline__ void take(const grad<E, D> &b, const dl_arg &a, const dl_chunk &q, int c,
-        int h)
+static __device__ __forceinline__ void early(const grad<E, D> &b, const dl_arg &a, const dl_chunk &q,
+        int c, int h)
 {
     using W = grad<E, D>;
     constexpr int CH = W::CH;
 
-    load<E, D>(b.s, (const E *)a.s + ((int64_t)c * a.hv + h) * D * D, D, D, D, D, true);
     load<E, D>(b.dout, (const E *)a.dout + q.t * a.lddo + (int64_t)h * a.dv, a.lddo, CH, q.m, a.dv,
             a.vec);
     load<E, D>(b.x, (const E *)a.e + ((int64_t)q.t * a.hv + h) * D, (int64_t)a.hv * D, CH, q.m, D, true);
     load<E, CH>(b.t, (const E *)a.t + ((int64_t)c * a.hv + h) * CH * CH, CH, CH, CH, CH, true);
+}
+template <typename E, int D>
+static __device__ __forceinline__ void late(const grad<E, D> &b, const dl_arg &a, int c, int h)
+{
+    load<E, D>(b.s, (const E *)a.s + ((int64_t)c * a.hv + h) * D * D, D, D, D, D, true);
     load_nums<E>(b.num, a, c, h);
     cp_commit();
     cp_wait<0>();
@@ -367,10 +372,11 @@ grad_k(const __grid_constant__ dl_arg a)
     clear<W::N>(dq), clear<W::N>(dk), clear<W::M>(qk), clear<W::M>(kk);
     load<E, D>(b.q, dl_qk<E>(a, q.t, kh, 0), a.ldx, CH, q.m, a.dk, a.vec);
     load<E, D>(b.k, dl_qk<E>(a, q.t, kh, 1), a.ldx, CH, q.m, a.dk, a.vec);
+    early<E, D>(b, a, q, c, kh * per);
     for (int h = kh * per; h < (kh + 1) * per; h++) {
         const int64_t at = ((int64_t)c * a.hv + h) * D * D;
 
-        take<E, D>(b, a, q, c, h);
+        late<E, D>(b, a, c, h);
         if (h == kh * per) {
             mm<W::M, false, false>(qk, b.q, LD, W::r0(), b.k, LD, W::group() * W::M * 8, D);
             mm<W::M, false, false>(kk, b.k, LD, W::r0(), b.k, LD, W::group() * W::M * 8, D);
@@ -384,6 +390,9 @@ grad_k(const __grid_constant__ dl_arg a)
         put_dv<E, D>(b, a, q, h);
         cp_wait<0>();
         __syncthreads();
+        if (h + 1 < (kh + 1) * per)
+            early<E, D>(b, a, q, c, h + 1);
+        cp_commit();
         outer<E, D>(b, (const E *)a.s + at, dq, dk);
         __syncthreads();
         if (threadIdx.x < 32)
