@@ -178,7 +178,7 @@ static __device__ __forceinline__ void mm(float (*c)[4], const float *a, int lda
         _Pragma("unroll") for (int n_ = 0; n_ < (NT); n_++)                                        \
             _Pragma("unroll") for (int h_ = 0; h_ < 2; h_++) {                                     \
                 [[maybe_unused]] const int i = (r0) + (int)threadIdx.x % 32 / 4 + h_ * 8;          \
-                [[maybe_unused]] const int j = (n0) + n_ * 8 + (int)threadIdx.x % 4 * 2;                            \
+                [[maybe_unused]] const int j = (n0) + n_ * 8 + (int)threadIdx.x % 4 * 2;           \
                 [[maybe_unused]] float &u = (c)[n_][h_ * 2], &w = (c)[n_][h_ * 2 + 1];             \
                 __VA_ARGS__                                                                        \
             }                                                                                      \

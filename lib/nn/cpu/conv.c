@@ -281,6 +281,7 @@ static void gnorm_bwd(struct tw_dev *dev, struct tw_tensor *dx, struct tw_tensor
 
 const struct tw_delta_ops tw_cpu_delta_ops = {
     .state_bytes = tw_cpu_delta_state_bytes, .save_bytes = tw_cpu_delta_save_bytes,
-    .scratch_bytes = tw_cpu_delta_scratch_bytes, .conv = conv, .conv_bwd = conv_bwd, .gates = gates, .gates_bwd = gates_bwd,
+    .scratch_bytes = tw_cpu_delta_scratch_bytes, .conv = conv, .conv_bwd = conv_bwd,
+    .gates = gates, .gates_bwd = gates_bwd,
     .delta = tw_cpu_delta, .delta_bwd = tw_cpu_delta_bwd, .gnorm = gnorm, .gnorm_bwd = gnorm_bwd,
 };

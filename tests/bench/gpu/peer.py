@@ -1,28 +1,41 @@
 #!/usr/bin/env python3
-"""peer.py FOLDER hf|liger lora|full SEQUENCES [recompute] - a training step of 2048-token sequences as
+"""peer.py MODEL hf|liger lora|full SEQUENCES [recompute] - a training step of 2048-token sequences as
 users of transformers and PEFT have it, with or without Liger's kernels: bf16 weights, sdpa, fused
-AdamW, clipping. Prints tokens a second (median of six steps after three) and the memory taken."""
+AdamW, clipping; experts by grouped products, with adapters of their own; flash-linear-attention where it
+is installed. MODEL is a folder, or the config.json of one with random weights. Prints tokens a second
+(median of six steps after three) and the memory taken."""
 import statistics, sys, time
 import torch, transformers
 
 folder, how, kind, n = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+cfg = transformers.AutoConfig.from_pretrained(folder)
+moe = any(getattr(cfg, k, None) for k in ("num_experts", "n_routed_experts"))
 if how == "liger":
-    from liger_kernel.transformers import apply_liger_kernel_to_qwen3
-    apply_liger_kernel_to_qwen3(rope=True, swiglu=True, rms_norm=True, cross_entropy=False,
-            fused_linear_cross_entropy=True)
-m = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16,
-        attn_implementation="sdpa").cuda().train()
+    import liger_kernel.transformers as lk
+    name = cfg.model_type.removesuffix("_text")
+    getattr(lk, "apply_liger_kernel_to_" + name)(rope=True, swiglu=True, rms_norm=True,
+            cross_entropy=False, fused_linear_cross_entropy=True)
+more = dict(experts_implementation="grouped_mm") if moe else {}
+if folder.endswith(".json"):
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device("cuda"):
+        m = transformers.AutoModelForCausalLM.from_config(cfg, attn_implementation="sdpa", **more)
+    m = m.train()
+else:
+    m = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16,
+            attn_implementation="sdpa", **more).cuda().train()
 if "recompute" in sys.argv:
     m.gradient_checkpointing_enable(gradient_checkpointing_kwargs=dict(use_reentrant=False))
 if kind == "lora":
     import peft
     m = peft.get_peft_model(m, peft.LoraConfig(r=16, lora_alpha=32, lora_dropout=0.0,
-            target_modules="all-linear"))
+            target_modules="all-linear", target_parameters=["mlp.experts.gate_up_proj",
+            "mlp.experts.down_proj"] if moe else None))
     if "recompute" in sys.argv:
         m.enable_input_require_grads()
 params = [p for p in m.parameters() if p.requires_grad]
 opt = torch.optim.AdamW(params, lr=1e-5, fused=True)
-ids = torch.randint(0, 151000, (n, 2048), device="cuda")
+ids = torch.randint(0, min(151000, cfg.vocab_size), (n, 2048), device="cuda")
 times = []
 for i in range(9):
     torch.cuda.synchronize()
