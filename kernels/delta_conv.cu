@@ -73,26 +73,27 @@ template <typename A, int V, int N> struct taps {
     /* Before token AT: all but its own input. */
     __device__ __forceinline__ void start(const conv_arg &p, const dl_seq &q, int at, int64_t c)
     {
-        if (N == 4)
+        if constexpr (N == 4) {
 #pragma unroll
             for (int j = 0; j < N - 1; j++)
                 input<A, V>(x[j + 1], p, q, at + j - 3, c);
+        }
     }
     __device__ __forceinline__ void next(const conv_arg &p, const dl_seq &q, int at, int64_t c)
     {
-        if (N == 4) {
+        if constexpr (N == 4) {
 #pragma unroll
             for (int j = 0; j < N - 1; j++)
 #pragma unroll
                 for (int i = 0; i < V; i++)
                     x[j][i] = x[j + 1][i];
             input<A, V>(x[N - 1], p, q, at, c);
-            return;
-        }
+        } else {
 #pragma unroll
-        for (int j = 0; j < N; j++)
-            if (j < p.a.taps)
-                input<A, V>(x[j], p, q, at + j - p.a.taps + 1, c);
+            for (int j = 0; j < N; j++)
+                if (j < p.a.taps)
+                    input<A, V>(x[j], p, q, at + j - p.a.taps + 1, c);
+        }
     }
     __device__ __forceinline__ float sum(const conv_arg &p, int i) const
     {

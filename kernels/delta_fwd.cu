@@ -1,7 +1,7 @@
 /* delta_fwd.cu - the delta rule in chunks, forward: see delta.cuh.
  *
  * Qwen3.5-4B, 4 x 2048 tokens, 32 value heads of 128: 128 chunks x 32 heads. A chunk of a head takes
- * 9.4 MFLOP (KK^T 0.5, KS 2.1, TR 0.5 a half, K^T E 2.1, QK^T 0.5, QS 2.1, PE 1.05), 38 GFLOP in all;
+ * 9.4 MFLOP (KK^T 0.5, KS 2.1, T R 1.05, K^T E 2.1, QK^T 0.5, QS 2.1, PE 1.05), 38 GFLOP in all;
  * what is read and written is 0.80 GB: K thrice, V and Q once or twice, T 34 MB, E 67 MB and S 134 MB
  * both ways. On an H100 (mma.sync: about 400 TFLOP/s; 2.9 TB/s) that is 0.10 and 0.28 ms; the chain of
  * 32 chunks in 256 blocks, two a multiprocessor, about 1.5 us each, 0.05 ms. Expected: 0.35 ms a layer. */
