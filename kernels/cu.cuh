@@ -111,6 +111,11 @@ void cu_logits(struct cu_dev *d, float *z, const struct tw_tensor *h, const int3
         const struct tw_mat *w);
 /* optim.cu */
 void cu_optim_ops(struct tw_ops *o);
+/* small.cu */
+void cu_adamw_small(struct tw_dev *dev, void *w, uint16_t *low, const float *g, const struct tw_small *s,
+        int64_t n, const struct tw_adamw *p, const float *scale);
+void cu_small_get(struct tw_dev *dev, float *x, const struct tw_small *s, bool second, int64_t n);
+void cu_small_put(struct tw_dev *dev, const struct tw_small *s, bool second, const float *x, int64_t n);
 /* attn.cu: attn, attn_bwd, kv_bytes, kv_put */
 void cu_attn_ops(struct tw_ops *o);
 void cu_attn_close(struct cu_dev *d);

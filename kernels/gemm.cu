@@ -368,12 +368,13 @@ static void d_linear_dw(struct tw_dev *dev, struct tw_mat *dw, float *dbias,
 {
     struct cu_dev *d = cu(dev);
     struct cu_mm p = { dw->rows, dw->cols, dy->rows, dy->data, x->data, NULL, dw->data, dy->ld,
-        x->ld, dw->cols, dy->dtype, TW_F32, 1, 1 };
+        x->ld, dw->cols, dy->dtype, TW_F32, 1, dw->unset ? 0.0f : 1.0f };
     float *part;
 
     if (!dy->rows)
         return;
     cu_tn(d, &p);
+    dw->unset = false;
     if (!dbias || !(part = (float *)cu_scratch(d, CU_S_PART, DB_PARTS * (size_t)dw->rows * 4)))
         return;
     CU_ACT(dy->dtype, bias_part<A><<<dim3((unsigned)cu_div(dw->rows, 64), DB_PARTS), 512, 0,

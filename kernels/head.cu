@@ -208,8 +208,10 @@ static void head_chunk(struct cu_dev *d, const struct tw_head *h, int64_t i0, in
                 (const A *)dx, h->row + i0, (int)n, D));
     CU_DONE(d, "scatter");
     if (h->dw) {
-        p = (struct cu_mm){ V, D, n, z, x, NULL, h->dw->data, ldz, D, D, t, TW_F32, 1, 1 };
+        p = (struct cu_mm){ V, D, n, z, x, NULL, h->dw->data, ldz, D, D, t, TW_F32, 1,
+            h->dw->unset ? 0.0f : 1.0f };
         cu_tn(d, &p);
+        h->dw->unset = false;
     }
 }
 

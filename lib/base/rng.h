@@ -4,8 +4,12 @@
 #define TW_RNG_H
 #include <stdint.h>
 
+#ifndef TW_FN                   /* what a compiler for other processors says before it includes this */
+#define TW_FN static inline
+#endif
+
 /* out[0..3] = philox4x32_10(counter, key) */
-static inline void tw_philox(uint32_t out[4], const uint32_t ctr[4], const uint32_t key[2])
+TW_FN void tw_philox(uint32_t out[4], const uint32_t ctr[4], const uint32_t key[2])
 {
     uint32_t c0 = ctr[0], c1 = ctr[1], c2 = ctr[2], c3 = ctr[3], k0 = key[0], k1 = key[1];
 
