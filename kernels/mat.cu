@@ -1,5 +1,7 @@
 /* mat.cu - weight matrices (row-major here, without padding) and the embedding */
 #include "cu.cuh"
+#define TW_FN static __host__ __device__ __forceinline__
+#include "base/rng.h"
 #include <cub/device/device_radix_sort.cuh>
 
 static int64_t d_mat_elems(const struct tw_dev *dev, int64_t rows, int64_t cols, enum tw_dtype t)
@@ -178,6 +180,57 @@ static void d_mat_get(struct tw_dev *dev, float *host, const struct tw_mat *m, i
     }
 }
 
+struct normal_arg {
+    void *data;
+    uint16_t *low;
+    int64_t cols, ld, n;        /* n: elements */
+    uint64_t seed, stream, first;
+    double std;
+};
+
+/* base/rng.c's tw_rand_normal(), in the same order of operations. */
+template <class W> static __global__ void normal_kernel(normal_arg a)
+{
+    int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x, at = i / a.cols * a.ld + i % a.cols;
+    uint64_t c = a.first + (uint64_t)i;
+    uint32_t key[2] = { (uint32_t)a.seed, (uint32_t)(a.seed >> 32) }, out[4];
+    uint32_t ctr[4] = { (uint32_t)c, (uint32_t)(c >> 32), (uint32_t)a.stream, (uint32_t)(a.stream >> 32) };
+
+    if (i >= a.n)
+        return;
+    tw_philox(out, ctr, key);
+    uint64_t x = (uint64_t)out[1] << 32 | out[0], y = (uint64_t)out[3] << 32 | out[2];
+    double u1 = ((double)(x >> 12) + 0.5) * 0x1p-52, u2 = (double)(y >> 11) * 0x1p-53;
+    float f = (float)(a.std * (sqrt(-2 * log(u1)) * cos(2 * 3.14159265358979323846 * u2)));
+
+    if (!a.low) {
+        st1((W *)a.data + at, f);
+        return;
+    }
+    uint32_t hi, low;
+
+    split(f, hi, low);
+    ((uint16_t *)a.data)[at] = (uint16_t)hi;
+    a.low[at] = (uint16_t)low;
+}
+
+static void d_mat_normal(struct tw_dev *dev, struct tw_mat *m, uint64_t seed, uint64_t stream,
+        uint64_t first, double std, int64_t row, int64_t n)
+{
+    struct cu_dev *d = cu(dev);
+    int64_t ld = m->low ? m->cols : cu_ld(m);
+    normal_arg a = { (char *)m->data + (size_t)(row * ld) * size(m->dtype),
+        m->low ? m->low + row * ld : NULL, m->cols, ld, n * m->cols, seed, stream, first, std };
+
+    if (!a.n)
+        return;
+    if (m->dtype == TW_BF16)
+        normal_kernel<bf16><<<(unsigned)cu_div(a.n, 256), 256, 0, d->stream>>>(a);
+    else
+        normal_kernel<float><<<(unsigned)cu_div(a.n, 256), 256, 0, d->stream>>>(a);
+    CU_DONE(d, "normal");
+}
+
 static void d_mat_cast(struct tw_dev *dev, struct tw_mat *low, const struct tw_mat *f32)
 {
     cast<bf16, float>(cu(dev), (bf16 *)low->data, f32->data, tw_mat_size(f32));
@@ -266,6 +319,7 @@ void cu_mat_ops(struct tw_ops *o)
     o->mat_put = d_mat_put;
     o->mat_get = d_mat_get;
     o->mat_cast = d_mat_cast;
+    o->mat_normal = d_mat_normal;
     o->embed = d_embed;
     o->embed_bwd = d_embed_bwd;
 }

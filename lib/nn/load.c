@@ -20,6 +20,15 @@ static struct tw_mat one_of(const struct tw_model *m, const struct tw_mat *w, in
     return one;
 }
 
+/* Where rows [row, ..) of W start: in which of its matrices, at which of its rows; at most *N of them
+ * are there. */
+static int64_t place(const struct tw_weight *w, int64_t row, int64_t *r, int64_t *n)
+{
+    *r = row % w->w.rows;
+    *n = w->w.rows - *r < *n ? w->w.rows - *r : *n;
+    return row / w->w.rows;
+}
+
 /* Rows [row, row + n), which may lie in several of the weight's matrices. */
 static void put_rows(struct tw_model *m, struct tw_weight *w, const void *p, enum tw_dtype from,
         int64_t row, int64_t n)
@@ -31,7 +40,7 @@ static void put_rows(struct tw_model *m, struct tw_weight *w, const void *p, enu
         return;
     }
     while (n > 0) {
-        int64_t i = row / w->w.rows, r = row % w->w.rows, k = w->w.rows - r < n ? w->w.rows - r : n;
+        int64_t k = n, r, i = place(w, row, &r, &k);
         struct tw_mat to = one_of(m, &w->master, i);
 
         m->ops->mat_put(m->dev, &to, at, from, r, k);
@@ -226,17 +235,43 @@ static float random_number(const struct fill *f, int64_t i)
     return (float)(f->std * tw_rand_normal(f->seed, f->k, (uint64_t)i));
 }
 
+static bool is_random(const struct tw_weight *w)
+{
+    enum tw_init init = w->is_bias ? TW_INIT_ZERO : w->def->init;
+
+    return init == TW_INIT_NORMAL || init == TW_INIT_ALOG || (w->matrix && init == TW_INIT_DEFAULT);
+}
+
 /* Element I of tensor K: a pure function of (seed, K, I), so it depends on no layout or thread. */
 static void fill_row(void *arg, int64_t i, int thread)
 {
     const struct fill *f = arg;
     int64_t cols = f->cols, at = (f->row + i) * cols;
-    enum tw_init init = f->w->is_bias ? TW_INIT_ZERO : f->w->def->init;
-    bool random = init == TW_INIT_NORMAL || init == TW_INIT_ALOG ||
-            (f->w->matrix && init == TW_INIT_DEFAULT);
+    bool random = is_random(f->w);
 
     for (int64_t j = 0; j < cols; j++)
         f->buf[i * cols + j] = random ? random_number(f, at + j) : constant(f);
+}
+
+/* Normals made where they are to be, as put_rows() would put them. */
+static void normal_rows(struct tw_model *m, struct tw_weight *w, uint64_t stream)
+{
+    int64_t all = tw_mat_count(&w->w) * w->w.rows;
+
+    for (int64_t row = 0, k; row < all; row += k) {
+        int64_t r, i;
+
+        k = all - row;
+        i = place(w, row, &r, &k);
+        uint64_t first = (uint64_t)(row * w->w.cols);
+        struct tw_mat to = one_of(m, &w->master, i);
+
+        m->ops->mat_normal(m->dev, &to, m->opts.seed, stream, first, m->cfg.init_range, r, k);
+        if (w->master.data != w->w.data) {
+            to = one_of(m, &w->w, i);
+            m->ops->mat_normal(m->dev, &to, m->opts.seed, stream, first, m->cfg.init_range, r, k);
+        }
+    }
 }
 
 int tw_model_init_random(struct tw_model *m, struct tw_err *err)
@@ -248,6 +283,11 @@ int tw_model_init_random(struct tw_model *m, struct tw_err *err)
     pool = tw_pool_open(0);
     for (int64_t k = 0; k < m->nw; k++) {
         struct tw_weight *w = &m->w[k];
+
+        if (m->ops->mat_normal && w->matrix && is_random(w) && w->def->init != TW_INIT_ALOG) {
+            normal_rows(m, w, (uint64_t)k);
+            continue;
+        }
         int64_t cols = w->matrix ? w->w.cols : 1;
         int64_t rows = w->matrix ? tw_mat_count(&w->w) * w->w.rows : w->w.cols;
         int64_t step = chunk_rows(cols) < rows ? chunk_rows(cols) : rows;
@@ -275,8 +315,8 @@ void tw_weight_get(const struct tw_model *m, const struct tw_weight *w, int64_t 
         return;
     }
     while (n > 0) {
-        int64_t r = row % w->w.rows, k = w->w.rows - r < n ? w->w.rows - r : n;
-        struct tw_mat from = one_of(m, &w->master, row / w->w.rows);
+        int64_t k = n, r, i = place(w, row, &r, &k);
+        struct tw_mat from = one_of(m, &w->master, i);
 
         m->ops->mat_get(m->dev, out, &from, r, k);
         out += k * w->w.cols;

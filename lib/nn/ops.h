@@ -153,6 +153,10 @@ struct tw_ops {
             int64_t row, int64_t n);
     void (*mat_get)(struct tw_dev *d, float *host, const struct tw_mat *m, int64_t row, int64_t n);
     void (*mat_cast)(struct tw_dev *d, struct tw_mat *bf16, const struct tw_mat *f32);
+    /* Rows [row, row + n) are what mat_put() makes of (float)(std * tw_rand_normal(seed, stream, first)),
+     * the next with first + 1 and so on, but for a last bit now and then. NULL: the host makes them. */
+    void (*mat_normal)(struct tw_dev *d, struct tw_mat *m, uint64_t seed, uint64_t stream,
+            uint64_t first, double std, int64_t row, int64_t n);
 
     /* y[t] = W[id[t]]; dw[id[t]] += dy[t] in token order. id (dev) [T] */
     void (*embed)(struct tw_dev *d, struct tw_tensor *y, const struct tw_mat *w, const int32_t *id);
