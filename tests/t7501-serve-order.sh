@@ -199,4 +199,38 @@ assert \"path\" in wait(save(m, 2 * N + 1, \"end\"))
 	    serve_stop KILL
 	done
 '
+test_case 'bodies of many kilobytes are files of the journal: there after kill -9, gone when nobody needs them' '
+	cat >run.py <<-X
+	import random
+	def big(m, seq, n):
+	    x = fb_body(m, seq)
+	    r = random.Random(seq)
+	    x["forward_backward_input"]["data"] = [datum([r.randrange(100) for _ in range(64)]) for _ in range(n)]
+	    return post("forward_backward", x)["request_id"]
+	files = lambda: sorted(os.listdir("st/journal"))
+	X
+	serve_start --state st --snapshot-every 2 --gap-timeout 3600
+	ask "exec(open(\"run.py\").read())
+m = create(session())
+assert files() == []
+a = [wait(big(m, 1, 40)), wait(step(m, 2, 1e-3))]
+assert len(files()) == 1, files()
+late = big(m, 5, 40)
+assert len(files()) == 2 and os.stat(\"st/journal/\" + files()[0]).st_size > 32768, files()
+json.dump([m, late], open(\"ids\", \"w\"))
+open(\"st/journal/99999\", \"w\").write(\"of a request that was never accepted\")
+"
+	serve_stop KILL
+	serve_start --state st --snapshot-every 2 --gap-timeout 3600
+	ask "exec(open(\"run.py\").read())
+m, late = json.load(open(\"ids\"))
+assert len(files()) == 2 and \"99999\" not in files(), files()
+wait(fb(m, 3)); wait(step(m, 4, 1e-3))
+assert \"metrics\" in wait(late)
+b = wait(fb(create(session()), 1))
+eventually(lambda: len(files()) == 1)       # the first went with the snapshot of step 4
+wait(step(m, 6, 1e-3)); wait(fb(m, 7)); wait(step(m, 8, 1e-3))
+eventually(lambda: files() == [])
+"
+'
 test_done

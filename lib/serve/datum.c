@@ -22,11 +22,6 @@ static float load_f32(const char *p)
     return v;
 }
 
-bool tw_is_token(const struct tw_limits *l, int64_t id)
-{
-    return id >= 0 && id < l->V && (!l->tok || tw_tok_has(l->tok, (int32_t)id));
-}
-
 static size_t width(const struct tw_tensor_in *t)
 {
     return t->is_int ? sizeof(int64_t) : sizeof(float);

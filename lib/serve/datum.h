@@ -37,6 +37,9 @@ int tw_datum_loss(struct tw_fb_args *f, struct tw_str name, struct tw_str settin
 int tw_datum_make(struct tw_datum_in *d, const struct tw_fb_args *f, const struct tw_limits *l,
         struct tw_arena *a, const struct tw_datum_raw *raw, int64_t i, struct tw_err *err);
 /* Is ID a token of the model? */
-bool tw_is_token(const struct tw_limits *l, int64_t id);
+static inline bool tw_is_token(const struct tw_limits *l, int64_t id)
+{
+    return id >= 0 && id < l->V && (!l->known || l->known[id]);
+}
 
 #endif

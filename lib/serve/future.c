@@ -1,6 +1,7 @@
 /* future.c - requests that are answered later: the journal before, the store after */
 #include "records.h"
 #include "base/io.h"
+#include "serve/shelf.h"
 
 #define PRUNE_S 60.0
 #define KEPT_S 20.0 /* in memory after it is done and nobody asks */
@@ -214,6 +215,8 @@ static void accepted(void *arg, struct tw_op *o)
 
 static void accept(struct tw_srv *s, struct tw_future *f, struct tw_blob *b, bool coded, struct tw_op *o)
 {
+    bool file = b->n >= TW_SHELF_MIN;
+
     if (!o)
         o = tw_op_new(NULL, s);
     o->done = accepted;
@@ -226,8 +229,8 @@ static void accept(struct tw_srv *s, struct tw_future *f, struct tw_blob *b, boo
             " created, reply) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?)",
             "ttittitttdt", f->id, f->tenant->name, (int64_t)f->kind, f->session, f->target, f->seq,
             f->dedup, f->type, f->digest, f->created, f->reply);
-    tw_op_add(o, "INSERT INTO body (n, coded, body) VALUES (last_insert_rowid(), ?, ?)", "ib",
-            (int64_t)coded, b);
+    tw_op_add(o, "INSERT INTO body (n, coded, body) VALUES (last_insert_rowid(), ?, ?)", file ? "if" : "ib",
+            (int64_t)coded + 2 * file, b);
     tw_blob_unref(b);
     tw_store_submit(s->store, o);
 }

@@ -71,8 +71,8 @@ static bool integer(struct scan *s, int64_t *out)
     return true;
 }
 
-/* M times ten to the E, rounded as strtod does; false when that takes more than one operation. */
-static bool scaled(uint64_t m, int e, double *out)
+/* scaled(), for what a double does not hold exactly. */
+static bool scaled_long(uint64_t m, int e, double *out)
 {
 #if LDBL_MANT_DIG == 64
     static const long double ten[] = { 1e0L, 1e1L, 1e2L, 1e3L, 1e4L, 1e5L, 1e6L, 1e7L, 1e8L, 1e9L, 1e10L,
@@ -88,8 +88,23 @@ static bool scaled(uint64_t m, int e, double *out)
     *out = (double)x;
     return (bits & 0x7FF) != 0x400;             /* just between two doubles: the first rounding matters */
 #else
+    (void)m;
+    (void)e;
+    (void)out;
     return false;
 #endif
+}
+
+/* M times ten to the E, rounded as strtod does; false when that takes more than one operation. */
+static bool scaled(uint64_t m, int e, double *out)
+{
+    static const double exact[] = { 1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13,
+        1e14, 1e15, 1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22 };
+
+    if (m >> 53 || e < -22 || e > 22)
+        return scaled_long(m, e, out);
+    *out = e < 0 ? (double)m / exact[-e] : (double)m * exact[e];    /* both are exact: rounded once */
+    return true;
 }
 
 static bool slowly(const char *from, const char *to, double *out)
@@ -149,37 +164,78 @@ static bool number(struct scan *s, double *out)
     return true;
 }
 
+static const char *after_space(const char *p)
+{
+    while (*p == ' ' || *p == '\n' || *p == '\t' || *p == '\r')
+        p++;
+    return p;
+}
+
+/* Integers of at most 18 digits, from P to the list's end, which is at CLOSE: how many; -1. */
+static int64_t integers(const char *p, const char *close, char *out)
+{
+    int64_t n = 0;
+
+    for (p = after_space(p); p < close; n++) {
+        bool minus = *p == '-';
+        const char *first = p += minus;
+        unsigned digit = (unsigned)*p - '0';
+        int64_t v = 0;
+
+        for (; digit < 10; digit = (unsigned)*++p - '0')
+            v = (int64_t)((uint64_t)v * 10 + digit);
+        if (p == first || p - first > 18 || (*first == '0' && p > first + 1))
+            return -1;
+        v = minus ? -v : v;
+        memcpy(out + 8 * n, &v, sizeof v);
+        if (*p != ',' && *(p = after_space(p)) != ',')
+            return p == close ? n + 1 : -1;
+        p = after_space(p + 1);
+        if (p == close)
+            return -1;
+    }
+    return n;
+}
+
+static int64_t floats(struct scan *s, const char *close, char *out)
+{
+    int64_t n = 0;
+    double d;
+    float f;
+
+    for (s->p = after_space(s->p); s->p < close; n++) {
+        if (!number(s, &d))
+            return -1;
+        f = (float)d;
+        memcpy(out + 4 * n, &f, sizeof f);
+        s->p = after_space(s->p);
+        if (*s->p != ',')
+            return s->p == close ? n + 1 : -1;
+        s->p = after_space(s->p + 1);
+        if (s->p == close)
+            return -1;
+    }
+    return n;
+}
+
 /* The numbers of a list into s->numbers, as I64 or F32, and how many; S is at its first character. */
 static bool numbers(struct scan *s, bool is_int, size_t *n)
 {
     const char *close;
+    int64_t got;
     char *out;
 
     if (!take(s, '[') || !(close = memchr(s->p, ']', (size_t)(s->end - s->p))))
         return false;
     tw_buf_clear(&s->numbers);
     out = tw_buf_grow(&s->numbers, ((size_t)(close - s->p) / 2 + 1) * 8);
-    *n = 0;
-    for (space(s); s->p < close; (*n)++) {
-        double d;
-        float f;
-
-        if (*n && !take(s, ','))
-            return false;
-        space(s);
-        if (is_int) {
-            if (!integer(s, (int64_t *)(void *)out + *n))
-                return false;
-        } else {
-            if (!number(s, &d))
-                return false;
-            f = (float)d;
-            memcpy(out + *n * 4, &f, 4);
-        }
-        space(s);
-    }
+    got = is_int ? integers(s->p, close, out) : floats(s, close, out);
+    if (got < 0)
+        return false;
+    *n = (size_t)got;
     s->numbers.n = *n * (is_int ? 8 : 4);
-    return s->p++ == close;
+    s->p = close + 1;
+    return true;
 }
 
 static bool skip_list(struct scan *s)

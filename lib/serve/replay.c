@@ -3,9 +3,10 @@
  * its effect alone, one that was not gets its result. */
 #include "records.h"
 #include "base/io.h"
+#include "serve/shelf.h"
 #include <dirent.h>
 
-#define BODY ", coded, body FROM request LEFT JOIN body USING (n)"
+#define BODY ", coded, body, n FROM request LEFT JOIN body USING (n)"
 
 struct replay {
     struct tw_srv *s;
@@ -15,17 +16,21 @@ struct replay {
 /* The work that a journalled body asks for. */
 static struct tw_work *decode(struct tw_srv *s, struct tw_future *f, const struct tw_row *r, struct tw_err *err)
 {
-    struct tw_str body = tw_col_str(r, 16);
-    struct tw_buf plain = { 0 };
-    struct tw_work *w;
+    int64_t coded = tw_col_int(r, 15);
+    struct tw_buf plain = { 0 }, file = { 0 };
+    struct tw_work *w = NULL;
+    struct tw_str body;
 
-    if (tw_col_int(r, 15) && tw_body_inflate(&plain, body, SIZE_MAX)) {
-        tw_buf_free(&plain);
+    if (coded > 1)
+        tw_shelf_read(tw_store_dir(s->store), tw_col_int(r, 17), (size_t)tw_col_int(r, 16), &file, err);
+    body = coded > 1 ? tw_buf_str(&file) : tw_col_str(r, 16);
+    if (!err->code && (coded & 1) && tw_body_inflate(&plain, body, SIZE_MAX))
         tw_fail(err, NULL, 0, "its body is not what was stored");
-        return NULL;
-    }
-    w = tw_decode(s, f->kind, f->type ? f->type : "json", f->tenant, plain.p ? tw_buf_str(&plain) : body, err);
+    if (!err->code)
+        w = tw_decode(s, f->kind, f->type ? f->type : "json", f->tenant, plain.p ? tw_buf_str(&plain) : body,
+                err);
     tw_buf_free(&plain);
+    tw_buf_free(&file);
     return w;
 }
 

@@ -3,6 +3,8 @@
 #include "base/io.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "serve/shelf.h"
+#include "store_priv.h"
 #include "store_schema.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -11,25 +13,9 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-#define MAX_VALUES 24
 #define GROUP_MAX 512               /* operations in one commit */
 #define LOG_PAGES 4000              /* of the log before it is tidied; LOG_MAX: the writer waits for that */
 #define LOG_MAX 60000
-
-struct value {
-    char type;
-    struct tw_str s;
-    int64_t i;
-    double d;
-    struct tw_blob *b;
-};
-
-struct tw_stmt_args {
-    struct tw_stmt_args *next;
-    const char *sql;
-    int n;
-    struct value v[];
-};
 
 struct cached {                     /* a prepared statement; found by its text's address */
     const char *sql;
@@ -42,14 +28,11 @@ struct conn {
     int n;
 };
 
-struct tw_row {
-    sqlite3_stmt *stmt;
-};
-
 struct tw_store {
     char *dir;
     int lock_fd;
     struct conn write, read;
+    struct tw_shelf shelf;
     struct tw_mailbox *box;
     pthread_t thread;
     pthread_mutex_t lock;
@@ -62,75 +45,6 @@ struct tw_store {
     pthread_cond_t untidy;
     int64_t log_pages;
 };
-
-struct tw_op *tw_op_new(void (*done)(void *arg, struct tw_op *o), void *arg)
-{
-    struct tw_op *o = tw_xcalloc(1, sizeof *o);
-
-    o->done = done;
-    o->arg = arg;
-    return o;
-}
-
-static int take_values(struct value *v, struct tw_arena *a, const char *types, va_list ap)
-{
-    int n = 0;
-
-    for (; types[n] && n < MAX_VALUES; n++) {
-        v[n] = (struct value){ .type = types[n] };
-        switch (types[n]) {
-        case 't':
-            v[n].s = tw_str(va_arg(ap, const char *));
-            break;
-        case 's':
-            v[n].s = va_arg(ap, struct tw_str);
-            break;
-        case 'i':
-            v[n].i = va_arg(ap, int64_t);
-            break;
-        case 'd':
-            v[n].d = va_arg(ap, double);
-            break;
-        case 'b':
-            v[n].b = va_arg(ap, struct tw_blob *);
-            break;
-        default:
-            break;
-        }
-        if (a && v[n].s.p)
-            v[n].s = tw_arena_str(a, v[n].s);
-        if (a && v[n].b)
-            tw_blob_ref(v[n].b);
-    }
-    return n;
-}
-
-void tw_op_add(struct tw_op *o, const char *sql, const char *types, ...)
-{
-    struct tw_stmt_args *s = tw_arena_alloc(&o->arena, sizeof *s + strlen(types) * sizeof *s->v);
-    va_list ap;
-
-    s->sql = sql;
-    va_start(ap, types);
-    s->n = take_values(s->v, &o->arena, types, ap);
-    va_end(ap);
-    if (o->last)
-        o->last->next = s;
-    else
-        o->first = s;
-    o->last = s;
-}
-
-void tw_op_free(struct tw_op *o)
-{
-    if (!o)
-        return;
-    for (struct tw_stmt_args *s = o->first; s; s = s->next)
-        for (int i = 0; i < s->n; i++)
-            tw_blob_unref(s->v[i].b);
-    tw_arena_free(&o->arena);
-    free(o);
-}
 
 static int fail(struct conn *c, struct tw_err *err, const char *what)
 {
@@ -156,13 +70,15 @@ static sqlite3_stmt *prepare(struct conn *c, const char *sql, struct tw_err *err
     return c->cache[c->n++].stmt;
 }
 
-static void bind(sqlite3_stmt *st, const struct value *v, int n)
+static void bind(sqlite3_stmt *st, const struct tw_value *v, int n)
 {
     for (int i = 0; i < n; i++) {
         int at = i + 1;
 
         if (v[i].type == 'i')
             sqlite3_bind_int64(st, at, v[i].i);
+        else if (v[i].type == 'f')
+            sqlite3_bind_int64(st, at, (int64_t)v[i].b->n);
         else if (v[i].type == 'd')
             sqlite3_bind_double(st, at, v[i].d);
         else if (v[i].type == 'b' && v[i].b)
@@ -174,7 +90,7 @@ static void bind(sqlite3_stmt *st, const struct value *v, int n)
     }
 }
 
-static int step(struct conn *c, const char *sql, const struct value *v, int n, struct tw_err *err)
+static int step(struct conn *c, const char *sql, const struct tw_value *v, int n, struct tw_err *err)
 {
     sqlite3_stmt *st = prepare(c, sql, err);
     int rc;
@@ -191,19 +107,31 @@ static int step(struct conn *c, const char *sql, const struct value *v, int n, s
     return rc == SQLITE_DONE ? 0 : -1;
 }
 
+/* What is for files of the row that was inserted last. */
+static int put_files(struct tw_store *s, const struct tw_stmt_args *a, struct tw_err *err)
+{
+    for (int i = 0; i < a->n; i++)
+        if (a->v[i].type == 'f' && tw_shelf_put(&s->shelf, sqlite3_last_insert_rowid(s->write.db), a->v[i].b->p,
+                    a->v[i].b->n, err))
+            return -1;
+    return 0;
+}
+
 /* All of an operation, or nothing of it. */
 static void apply(struct tw_store *s, struct tw_op *o)
 {
     struct conn *c = &s->write;
     struct tw_stmt_args *a;
+    size_t gone = s->shelf.n;
 
     if (step(c, "SAVEPOINT one", NULL, 0, &o->err))
         return;
     for (a = o->first; a; a = a->next)
-        if (step(c, a->sql, a->v, a->n, &o->err)) {
+        if (put_files(s, a, &o->err) || step(c, a->sql, a->v, a->n, &o->err)) {
             struct tw_err more = { 0 };
 
             step(c, "ROLLBACK TO one", NULL, 0, &more);
+            s->shelf.n = gone;
             break;
         }
     o->number = sqlite3_last_insert_rowid(c->db);
@@ -232,6 +160,7 @@ static void commit_group(struct tw_store *s, struct tw_mail *list)
 
         step(&s->write, "ROLLBACK", NULL, 0, &more);
     }
+    tw_shelf_settle(&s->shelf, !err.code);
     for (m = list; m; m = next) {
         next = m->next;
         if (err.code && !((struct tw_op *)m)->err.code)
@@ -329,14 +258,14 @@ int tw_store_read(struct tw_store *s, const char *sql, int (*row)(void *arg, con
 {
     sqlite3_stmt *st = prepare(&s->read, sql, err);
     struct tw_row r = { st };
-    struct value v[MAX_VALUES];
+    struct tw_value v[TW_VALUES];
     va_list ap;
     int rc, n, ret = 0;
 
     if (!st)
         return -1;
     va_start(ap, types);
-    n = take_values(v, NULL, types, ap);
+    n = tw_values_take(v, NULL, types, ap);
     va_end(ap);
     bind(st, v, n);
     while ((rc = sqlite3_step(st)) == SQLITE_ROW && !(ret = row(arg, &r)))
@@ -346,33 +275,6 @@ int tw_store_read(struct tw_store *s, const char *sql, int (*row)(void *arg, con
     sqlite3_reset(st);
     sqlite3_clear_bindings(st);
     return ret < 0 ? -1 : 0;
-}
-
-int64_t tw_col_int(const struct tw_row *r, int i) { return sqlite3_column_int64(r->stmt, i); }
-double tw_col_num(const struct tw_row *r, int i) { return sqlite3_column_double(r->stmt, i); }
-
-struct tw_str tw_col_str(const struct tw_row *r, int i)
-{
-    const void *p = sqlite3_column_blob(r->stmt, i);
-    size_t n = (size_t)sqlite3_column_bytes(r->stmt, i);
-
-    if (sqlite3_column_type(r->stmt, i) == SQLITE_NULL)
-        return (struct tw_str){ NULL, 0 };
-    return (struct tw_str){ p ? p : "", n };
-}
-
-char *tw_col_dup(const struct tw_row *r, int i)
-{
-    struct tw_str s = tw_col_str(r, i);
-
-    return s.p ? tw_xstrndup(s.p, s.n) : NULL;
-}
-
-struct tw_blob *tw_col_blob(const struct tw_row *r, int i)
-{
-    struct tw_str s = tw_col_str(r, i);
-
-    return s.p ? tw_blob_new(s.p, s.n) : NULL;
 }
 
 static int first_int(void *arg, const struct tw_row *r)
@@ -403,6 +305,21 @@ static int migrate(struct tw_store *s, const char *path, struct tw_err *err)
         }
     }
     return 0;
+}
+
+/* SQL's body_gone(n): the row of a body that is in a file goes. */
+static void body_gone(sqlite3_context *c, int n, sqlite3_value **v)
+{
+    tw_shelf_drop(sqlite3_user_data(c), n ? sqlite3_value_int64(v[0]) : 0);
+}
+
+static bool in_file(void *arg, int64_t n)
+{
+    struct tw_err err = { 0 };
+    int64_t found = 0;
+
+    return tw_store_read(arg, "SELECT 1 FROM body WHERE n = ? AND coded > 1", first_int, &found, &err, "i",
+                   n) || found;
 }
 
 static int open_conn(struct conn *c, const char *path, const char *pragmas, struct tw_err *err)
@@ -446,7 +363,7 @@ struct tw_store *tw_store_open(const char *dir, struct tw_mailbox *box, struct t
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->more, NULL);
     pthread_cond_init(&s->untidy, NULL);
-    if (err->code || lock_dir(s, err) ||
+    if (err->code || lock_dir(s, err) || tw_shelf_open(&s->shelf, s->dir, err) ||
             open_conn(&s->write, path, "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;"
                 " PRAGMA journal_size_limit = 67108864;"
                 " PRAGMA cache_size = -16384; PRAGMA foreign_keys = OFF", err) ||
@@ -456,6 +373,9 @@ struct tw_store *tw_store_open(const char *dir, struct tw_mailbox *box, struct t
         tw_store_close(s);
         return NULL;
     }
+    sqlite3_create_function(s->write.db, "body_gone", 1, SQLITE_UTF8 | SQLITE_INNOCUOUS, &s->shelf, body_gone,
+            NULL, NULL);
+    tw_shelf_sweep(&s->shelf, in_file, s);
     s->tidy = log.db;
     sqlite3_wal_hook(s->write.db, on_commit, s);
     free(path);
@@ -488,6 +408,7 @@ void tw_store_close(struct tw_store *s)
     sqlite3_close(s->tidy);
     close_conn(&s->read);
     close_conn(&s->write);
+    tw_shelf_close(&s->shelf);
     if (s->lock_fd >= 0)
         close(s->lock_fd);
     pthread_mutex_destroy(&s->lock);

@@ -6,9 +6,9 @@
  *     tw_op_add(o, "INSERT INTO session (id, tenant) VALUES (?, ?)", "tt", id, tenant);
  *     tw_store_submit(store, o);              answered(arg, o) on the loop's thread, o->err filled or not
  *
- * DIR holds state.db, lock (an flock while a server uses it) and the folders of models and
- * checkpoints. The schema has a version; older ones are brought up to date when they are opened, newer
- * ones refused. */
+ * DIR holds state.db, lock (an flock while a server uses it), journal/ (long bodies; shelf.h) and the
+ * folders of models and checkpoints. The schema has a version; older ones are brought up to date when
+ * they are opened, newer ones refused. */
 #ifndef TW_SERVE_STORE_H
 #define TW_SERVE_STORE_H
 #include "base/buf.h"
@@ -32,7 +32,7 @@ struct tw_op {
 struct tw_op *tw_op_new(void (*done)(void *arg, struct tw_op *o), void *arg);
 /* One statement more. SQL is a constant; TYPES has a letter for each value: t text (NULL is NULL),
  * s struct tw_str, i int64_t, d double, b struct tw_blob * (a reference is taken; NULL is NULL),
- * n NULL. */
+ * f a blob for the file of the row that was inserted before, bound as its length, n NULL. */
 void tw_op_add(struct tw_op *o, const char *sql, const char *types, ...);
 void tw_op_free(struct tw_op *o);
 

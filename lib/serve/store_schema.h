@@ -2,7 +2,7 @@
 #ifndef TW_SERVE_STORE_SCHEMA_H
 #define TW_SERVE_STORE_SCHEMA_H
 
-#define TW_STORE_VERSION 5
+#define TW_STORE_VERSION 6
 
 /* step[v] brings a store of version v to v + 1. Times are seconds since 1970. */
 static const char *const tw_store_step[TW_STORE_VERSION] = {
@@ -44,7 +44,9 @@ static const char *const tw_store_step[TW_STORE_VERSION] = {
     "CREATE TRIGGER request_gone AFTER DELETE ON request BEGIN DELETE FROM body WHERE n = old.n; END;",
     /* What clients of the native API set of their runs. */
     "CREATE TABLE native (run TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (run, name))"
-    " WITHOUT ROWID;"
+    " WITHOUT ROWID;",
+    /* coded + 2: body is a number, the length of the file journal/n, which holds it. */
+    "CREATE TRIGGER body_gone AFTER DELETE ON body WHEN old.coded > 1 BEGIN SELECT body_gone(old.n); END;"
 };
 
 #endif

@@ -193,6 +193,7 @@ struct tw_limits {
     int64_t max_tokens;         /* of one forward_backward; 0: none */
     int64_t max_samples, max_stop;
     const struct tw_tok *tok;   /* NULL: every row is a token */
+    const uint8_t *known;       /* [V] rows that are tokens; NULL: all */
 };
 
 struct tw_work *tw_work_new(enum tw_verb verb);

@@ -53,6 +53,7 @@ static void set_limits(struct tw_worker *k)
         k->allowed = tw_xcalloc((size_t)info->V, 1);
         for (int64_t i = 0; i < info->V; i++)
             k->allowed[i] = tw_tok_has(k->tok, i);
+        k->limits.known = k->allowed;
     }
 }
 
