@@ -136,6 +136,8 @@ struct tw_ops {
     void (*get)(struct tw_dev *d, void *host, const void *src, size_t bytes);
     void (*copy)(struct tw_dev *d, void *dst, const void *src, size_t bytes);
     void (*zero)(struct tw_dev *d, void *p, size_t bytes);
+    /* What lies at P will be gone through again and again. NULL: of no use to the device. */
+    void (*often)(struct tw_dev *d, void *p, size_t bytes);
     int (*sync)(struct tw_dev *d, struct tw_err *err);  /* waits; the sticky error */
     /* Bytes of the device that are taken (by whom ever) and that are free; and the most FLOPs a second
      * of products of T. NULL, both: the host's, and not known. */

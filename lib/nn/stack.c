@@ -40,6 +40,8 @@ int tw_stack_reserve(struct tw_stack *s, size_t peak, struct tw_err *err)
     if (!s->base)
         return no_room(peak, "the activations of this batch", err);
     s->cap = peak;
+    if (tw_ops(s->dev)->often)
+        tw_ops(s->dev)->often(s->dev, s->base, peak);
     return 0;
 }
 

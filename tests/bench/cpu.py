@@ -4,7 +4,7 @@
 usage: cpu.py [OPTIONS] lora|full|decode|batch|prompt|start|tok ..
 
 Needs Python with torch, transformers, peft (lora, full, prompt, start), tokenizers (tok) and
-llama_cpp (decode, prompt), a SmolLM2 folder in float32 (--model) and its GGUF files in f32 and bf16 (--gguf DIR, named
+llama_cpp (decode; prompt, where --gguf is given), a SmolLM2 folder in float32 (--model) and its GGUF files in f32 and bf16 (--gguf DIR, named
 *-f32.gguf and *-bf16.gguf). Both sides live in processes of their own, one peer a process; the side
 that is not measured is stopped. Measurements alternate; a row holds the medians, the ratio of the
 medians, the ratio of the best and the ratio of processor time (user and system), which a busy
@@ -304,20 +304,23 @@ def do_batch(a):
 def do_prompt(a):
     for dtype in a.dtype:
         ours = tw_sample(a, dtype, 1, 1)
-        llama = peer(a, "llama", f"{a.gguf}/smol-{dtype}.gguf", a.threads)
+        llama = a.gguf and peer(a, "llama", f"{a.gguf}/smol-{dtype}.gguf", a.threads)
         torch = peer(a, "torch-prompt", dtype, a.model, a.threads)
         r, o, p, q = random.Random(4), [], [], []
         for i in range(-2, a.runs):
             ids = tokens(r, 512)
             order = json.dumps({"tokens": ids, "new": 1}) + "\n"
-            x, y, z = ours.ask(json.dumps({"tokens": ids}) + "\n"), llama.ask(order), torch.ask(order)
+            x, z = ours.ask(json.dumps({"tokens": ids}) + "\n"), torch.ask(order)
+            y = llama.ask(order) if llama else None
             if i >= 0:
                 o.append(x[:2])
-                p.append(y[:2])
+                p.append(y and y[:2])
                 q.append(z[:2])
-        for s in (ours, llama, torch):
+        for s in filter(None, (ours, llama, torch)):
             s.end()
         for name, x in (("llama.cpp", p), ("torch", q)):
+            if name == "llama.cpp" and not llama:
+                continue
             row(f"prompt of 512 {dtype}", name, o, x, 1.1 if dtype == "f32" else 3, "tok/s", 512)
 
 

@@ -149,4 +149,63 @@ AMX void tw_amx_mm16(float *c, int64_t ldc, const uint32_t *a, const uint32_t *b
         BODY(0, 0);
     _tile_release();
 }
+
+/* The products of a part onto tiles 0..3, 32 rows. */
+#define PART(two_panels)                                                                           \
+    for (int64_t i = 0; i < s; i += 16, a += 512) {                                                \
+        _tile_loadd(4, a, 64);                                                                     \
+        _tile_loadd(6, b + i * 16, 64);                                                            \
+        _tile_loadd(5, a + 256, 64);                                                               \
+        _tile_dpbf16ps(0, 4, 6);                                                                   \
+        _tile_dpbf16ps(2, 5, 6);                                                                   \
+        if (two_panels) {                                                                          \
+            _tile_loadd(7, b + bp + i * 16, 64);                                                   \
+            _tile_dpbf16ps(1, 4, 7);                                                               \
+            _tile_dpbf16ps(3, 5, 7);                                                               \
+        }                                                                                          \
+    }
+
+/* A block that is finished as soon as it is summed: what leaves the tiles is still in L1 then. */
+AMX void tw_amx_whole16(const struct tw_whole *w, int P)
+{
+    float sum[32 * 32] __attribute__((aligned(64)));
+    const struct tw_kern *k = &tw_kern_avx512bf16;
+
+    load_config(16, 16, P);
+    if (w->from)
+        k->epis(sum, 32, w->from, w->ldf, 32, w->n, 1, NULL, NULL, 0);
+    __asm__ volatile("" : : "r"(sum) : "memory");
+    if (w->from) {
+        _tile_loadd(0, sum, 128);
+        _tile_loadd(2, sum + 512, 128);
+    } else {
+        _tile_zero(0);
+        _tile_zero(2);
+    }
+    if (P > 1 && w->from) {
+        _tile_loadd(1, sum + 16, 128);
+        _tile_loadd(3, sum + 528, 128);
+    } else if (P > 1) {
+        _tile_zero(1);
+        _tile_zero(3);
+    }
+    for (int q = 0; q < w->parts; q++) {
+        const uint32_t *a = w->part[q].a, *b = w->part[q].b;
+        int64_t bp = w->part[q].bp, s = w->part[q].s;
+
+        if (P > 1)
+            PART(1)
+        else
+            PART(0)
+    }
+    _tile_stored(0, sum, 128);
+    _tile_stored(2, sum + 512, 128);
+    if (P > 1) {
+        _tile_stored(1, sum + 16, 128);
+        _tile_stored(3, sum + 528, 128);
+    }
+    __asm__ volatile("" : : "r"(sum) : "memory");
+    _tile_release();
+    k->epis(w->c, w->ldc, sum, 32, 32, w->n, w->scale, w->bias, w->res, w->ldres);
+}
 #endif

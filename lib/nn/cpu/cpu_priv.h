@@ -37,6 +37,18 @@ struct tw_whole {
     int64_t ldres;
 };
 
+/* c[r * ldc + j] += the sum over tokens t of A(t, r) * b[t * ldb + j], j < n, rounded to bf16: S pairs
+ * of K tokens, which is odd where the last pair is half of one. A is packed by pairs() with the first
+ * token high, blocks of 8 rows s * 8 words apart. */
+struct tw_outer {
+    float *c;                   /* whole panels */
+    int64_t ldc, n;
+    const uint32_t *a;
+    const float *b;
+    int64_t ldb, s, k;
+    int64_t ahead;              /* floats from a line to the one to ask for */
+};
+
 /* Leaf functions over raw pointers, one table per instruction set (isa_*.c), all compiled from
  * kern.h, so that every table gives the same bits. A panel is 16 columns of a matrix, [s][16]. */
 struct tw_kern {
@@ -58,6 +70,7 @@ struct tw_kern {
             bool first, int R, int P);
     void (*whole)(const struct tw_whole *w, int P);     /* mr rows */
     void (*whole16)(const struct tw_whole *w, int P);   /* mr16 rows; NULL: there is none */
+    void (*outer)(const struct tw_outer *o, int blocks);    /* 1 or 2 blocks of 8; NULL: none */
     /* dst[s * R + r] = src[r * ld + s]; pack16: pairs, columns at or past K are zero. */
     void (*pack)(float *dst, const float *src, int64_t ld, int R, int64_t s);
     void (*pack16)(uint32_t *dst, const float *src, int64_t ld, int R, int64_t s, int64_t k);
@@ -136,6 +149,7 @@ void tw_amx_pairs(uint32_t *dst, int W, const float *src, int64_t ld, int R, int
         bool first_high, uint32_t pad);
 void tw_amx_mm16(float *c, int64_t ldc, const uint32_t *a, const uint32_t *b, int64_t bp,
         int64_t s, bool first, int R, int P);
+void tw_amx_whole16(const struct tw_whole *w, int P);
 #endif
 
 /* Scratch buffers of the device by use; an op uses each for one thing at a time. */

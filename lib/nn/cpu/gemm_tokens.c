@@ -11,6 +11,8 @@
 #define A_WORDS ((int64_t)2 << 20)
 #define KC 512                  /* words of a block of the sum */
 #define MOST_PANELS 6           /* of an item */
+#define THIN 64                 /* rows of A for which packing B does not pay */
+#define THIN_KC 32              /* words of a block then */
 
 /* Sixteen pairs of a sum where their place decides how they are added: N tokens from T on, in one
  * sequence. */
@@ -26,6 +28,7 @@ struct job {
     int64_t s0, s1;             /* what is done now */
     int64_t mc, nc, nj;         /* rows and panels of an item, items in a row of them */
     int mr, pr;
+    bool thin;                  /* few rows: B is not packed, but read as it lies by the kernel */
     float *a;                   /* packed: blocks of kc words, in each blocks of mr rows */
     const struct step *step;    /* NULL: pair i of the sum is 2i and 2i + 1 */
 };
@@ -168,6 +171,22 @@ static void block(const struct job *j, const struct item *t, int64_t r, int64_t 
         k->mm(c, t->ld, a, R, b, n * 16, n, false, R, P);
 }
 
+/* Words [S, S + N) of the sum, B's tokens in their rows. Each line is used once by all rows of A. */
+static void thin_block(const struct job *j, const struct item *t, int64_t s, int64_t n,
+        const float *a)
+{
+    const struct tw_factors *f = &j->g->f;
+    struct tw_outer o = { .ldc = t->ld, .b = (const float *)f->b + 2 * s * f->ldb + t->p0 * 16,
+        .n = tw_min(t->p1 * 16, j->g->n) - t->p0 * 16, .ldb = f->ldb, .s = n,
+        .k = tw_min(2 * n, f->s - 2 * s), .ahead = 64 };
+
+    for (int64_t r = 0; r < t->r1 - t->r0; r += 16) {
+        o.a = (const uint32_t *)a + r * n;
+        o.c = t->c + r * t->ld;
+        j->d->k->outer(&o, (int)tw_min(2, (t->r1 - t->r0 - r) / 8));
+    }
+}
+
 static void item_job(void *arg, int64_t i, int thread)
 {
     const struct job *j = arg;
@@ -184,6 +203,10 @@ static void item_job(void *arg, int64_t i, int thread)
         int64_t n = tw_min(j->kc, j->s1 - s);
         const float *a = j->a + (s - j->s0) * g->m + t.r0 * n;
 
+        if (j->thin) {
+            thin_block(j, &t, s, n, a);
+            continue;
+        }
         pack_b(j, &t, s, n);
         for (int64_t p = 0; p < t.p1 - t.p0; p += j->pr)
             for (int64_t r = 0; r < t.r1 - t.r0; r += j->mr)
@@ -217,6 +240,12 @@ static int64_t plan(struct job *j)
     const struct tw_gemm *g = j->g;
     int64_t threads = j->d->threads, np = (g->n + 15) / 16, unit = j->pr > 1 ? j->pr : 3, rows;
 
+    if (j->thin) {
+        j->mc = g->m;
+        j->nc = tw_min((np + 4 * threads - 1) / (4 * threads), TW_TILE_WORDS / (g->m * 16));
+        j->nj = (np + j->nc - 1) / j->nc;
+        return j->nj;
+    }
     j->nc = MOST_PANELS / unit * unit;
     if (g->m * j->nc * 16 > TW_TILE_WORDS || np < 4 * threads * j->nc)
         j->nc = unit;
@@ -238,6 +267,9 @@ void tw_cpu_gemm_tokens(struct tw_cpu *d, const struct tw_gemm *g)
     j.mr = j.bf ? d->k->mr16 : d->k->mr;
     j.pr = j.bf ? d->k->pr16 : d->k->pr;
     j.kc = j.bf ? tw_min(KC, d->k->kc16) : KC;
+    j.thin = j.bf && d->k->outer && g->m % 8 == 0 && g->m <= THIN;
+    if (j.thin)
+        j.kc = THIN_KC;
     if (j.bf && d->k->unit16 > 1 && !plan_steps(&j))
         return;
     items = plan(&j);

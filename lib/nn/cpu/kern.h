@@ -216,7 +216,7 @@ const struct tw_kern TW_KERN = {
     .mm = mm, .mms = mms, .mm16 = mm16, .whole = whole, .whole16 = whole16,
     .pack = pack, .pack16 = pack16, .packc = packc, .low = low,
     .pairs = pairs, .pairs_a = pairs, .panel = panel, .panel16 = panel16, .turn16 = turn16,
-    .epi = epi, .epis = epis,
+    .outer = OUTER, .epi = epi, .epis = epis,
     .dot = dot, .rms = rms, .rms_dx = rms_dx, .rms_dw = rms_dw, .rope = rope, .glu = glu,
     .glu_bwd = glu_bwd, .add = add, .axpy = axpy, .adamw = adamw, .sgd = sgd,
     .adamw_small = adamw_small,

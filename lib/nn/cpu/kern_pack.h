@@ -267,3 +267,62 @@ static void turn16(uint32_t *dst, const uint32_t *src)
         }
 #endif
 }
+
+#if defined(TW_VEC_DPBF16)
+/* BLOCKS * 8 rows and P panels of struct tw_outer, its first COLS columns. */
+VFN void outer_block(const struct tw_outer *o, float *c, const float *b, int64_t cols,
+        const int blocks, const int P)
+{
+    vf acc[16];
+    __m512i order = _mm512_loadu_si512(interleave[1]);
+    const uint32_t *a0 = o->a, *a1 = o->a + o->s * 8;
+    int64_t k[2] = { tw_min(16, cols), tw_min(16, cols - 16) };
+
+#pragma GCC unroll 16
+    for (int r = 0; r < blocks * 8; r++)
+#pragma GCC unroll 2
+        for (int p = 0; p < P; p++)
+            acc[r * P + p] = v_load(c + r * o->ldc + p * 16);
+    for (int64_t i = 0; i < o->s; i++, b += 2 * o->ldb, a0 += 8, a1 += 8) {
+#pragma GCC unroll 2
+        for (int p = 0; p < P; p++) {
+            vf x = ld(b + p * 16, k[p]);
+            vf y = 2 * i + 1 < o->k ? ld(b + o->ldb + p * 16, k[p]) : v_set(-0.0f);
+            vf w = (vf)_mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(y, x));
+
+            __builtin_prefetch(b + o->ahead + p * 16);
+            __builtin_prefetch(b + o->ahead + o->ldb + p * 16);
+#pragma GCC unroll 8
+            for (int r = 0; r < 8; r++)
+                acc[r * P + p] = v_dp(acc[r * P + p], v_words(a0[r]), w);
+            if (blocks == 2)
+#pragma GCC unroll 8
+                for (int r = 0; r < 8; r++)
+                    acc[(r + 8) * P + p] = v_dp(acc[(r + 8) * P + p], v_words(a1[r]), w);
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < blocks * 8; r++)
+#pragma GCC unroll 2
+        for (int p = 0; p < P; p++)
+            v_store(c + r * o->ldc + p * 16, acc[r * P + p]);
+}
+
+static void outer(const struct tw_outer *o, int blocks)
+{
+    int64_t i = 0;
+
+    if (blocks == 2) {
+        for (; i < o->n; i += 16)
+            outer_block(o, o->c + i, o->b + i, o->n - i, 2, 1);
+        return;
+    }
+    for (; i + 16 < o->n; i += 32)
+        outer_block(o, o->c + i, o->b + i, o->n - i, 1, 2);
+    if (i < o->n)
+        outer_block(o, o->c + i, o->b + i, o->n - i, 1, 1);
+}
+#define OUTER outer
+#else
+#define OUTER NULL
+#endif
