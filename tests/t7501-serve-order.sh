@@ -233,4 +233,44 @@ wait(step(m, 6, 1e-3)); wait(fb(m, 7)); wait(step(m, 8, 1e-3))
 eventually(lambda: files() == [])
 "
 '
+test_case 'weights frozen to sample from outlive want of memory, kill -9 and an unload, and end with their session' '
+	cat >run.py <<-X
+	def tokens(sm, n):
+	    s = wait(sample(sm, n, tokens=8)["request_id"])["sequences"][0]
+	    return [s["tokens"], s["logprobs"]]
+	folders = lambda: os.listdir("st/samplers") if os.path.isdir("st/samplers") else []
+	X
+	serve_start --state st --max-adapters 2 --snapshot-every 3 --session-timeout 3600
+	ask "exec(open(\"run.py\").read())
+sid = session()
+m, sm, want = create(sid), [], []
+for i in range(14):
+    wait(fb(m, 3 * i + 1, range(i + 1, i + 20))); wait(step(m, 3 * i + 2, 3e-2))
+    sm.append(sampler(m, 3 * i + 3, i))
+    want.append(tokens(sm[-1], 1))
+assert len({str(w[1]) for w in want}) == 14
+assert [tokens(s, 2) for s in sm] == want
+json.dump([sid, m, sm, want], open(\"ids\", \"w\"))
+"
+	serve_stop KILL
+	serve_start --state st --max-adapters 2 --snapshot-every 3 --session-timeout 3600
+	ask "exec(open(\"run.py\").read())
+sid, m, sm, want = json.load(open(\"ids\"))
+assert [tokens(s, 3) for s in sm] == want
+n = sampler(m, 43, 14)
+last = tokens(n, 1)
+post(\"unload_model\", {\"model_id\": m, \"type\": \"unload_model\"})
+eventually(lambda: len(folders()) == 15)
+json.dump([sid, m, sm + [n], want + [last]], open(\"ids\", \"w\"))
+"
+	serve_stop KILL
+	serve_start --state st --max-adapters 2 --snapshot-every 3 --session-timeout 3600
+	ask "exec(open(\"run.py\").read())
+sid, m, sm, want = json.load(open(\"ids\"))
+assert [tokens(s, 4) for s in sm] == want
+expect(204, \"POST\", \"/api/v1/sessions/%s/finish\" % sid, {\"reason\": {\"type\": \"success\"}})
+eventually(lambda: folders() == [] and metric(\"tw_snapshots\") == 0)
+assert \"metrics\" in wait(fb(create(session()), 1))
+"
+'
 test_done

@@ -1,4 +1,5 @@
 /* peft_save.c - writing an adapter folder as PEFT reads it */
+#include "nn/adapter_out.h"
 #include "nn/model_priv.h"
 #include "base/io.h"
 #include <math.h>
@@ -144,21 +145,30 @@ static void config_json(const struct tw_adapter *a, const char *base, struct tw_
     tw_buf_putc(out, '\n');
 }
 
-/* All values on the host as files have them, checked: nothing is written when one is not finite. */
-static float *fetch(const struct tw_adapter *a, const struct tw_afile *f, int64_t n,
-        struct tw_err *err)
+struct tw_adapter_out {
+    struct tw_afile *f;
+    int64_t n;
+    char *raw;                  /* as it lay on the device */
+    size_t bytes;
+    size_t *at;                 /* where in raw each of f begins */
+    struct tw_buf config;
+};
+
+/* All values as files have them, checked: nothing is written when one is not finite. */
+static float *in_order(const struct tw_adapter_out *o, struct tw_err *err)
 {
-    float *all = tw_xreallocarray(NULL, (size_t)a->params.elems + 1, sizeof *all), *at = all;
+    float *all = tw_xmalloc(o->bytes + sizeof *all), *at = all;
 
-    for (int64_t i = 0; i < n; i++) {
-        int64_t len = f[i].rows * f[i].cols;
+    for (int64_t i = 0; i < o->n; i++) {
+        const struct tw_afile *f = &o->f[i];
+        int64_t len = f->rows * f->cols;
 
-        a->m->ops->get(a->m->dev, at, (float *)f[i].p->w.data + f[i].at, (size_t)len * sizeof *at);
-        tw_afile_turn(&f[i], at, true);
+        memcpy(at, o->raw + o->at[i], (size_t)len * sizeof *at);
+        tw_afile_turn(f, at, true);
         for (int64_t k = 0; k < len; k++) {
             if (!isfinite(at[k])) {
                 tw_fail(err, NULL, 0, "%s has a value that is not finite: the adapter is not "
-                        "written", f[i].name);
+                        "written", f->name);
                 free(all);
                 return NULL;
             }
@@ -218,25 +228,68 @@ static int verify(const struct tw_afile *f, int64_t n, const char *path, const f
     return ret;
 }
 
-int tw_adapter_save(const struct tw_adapter *a, const char *dir, const char *base,
-        struct tw_err *err)
+struct tw_adapter_out *tw_adapter_fetch(const struct tw_adapter *a, const char *base, struct tw_err *err)
+{
+    struct tw_adapter_out *o = tw_xcalloc(1, sizeof *o);
+
+    o->f = tw_adapter_files(a, &o->n);
+    o->at = tw_xcalloc((size_t)o->n + 1, sizeof *o->at);
+    o->bytes = tw_adapter_bytes(a);
+    o->raw = tw_xmalloc(o->bytes + 1);
+    for (int64_t i = 0; i < o->n; i++)
+        o->at[i] = (size_t)((char *)o->f[i].p->w.data - (char *)a->mem.p) +
+                (size_t)o->f[i].at * sizeof(float);
+    config_json(a, base, &o->config);
+    tw_adapter_get(a, false, o->raw);
+    if (!a->m->ops->sync(a->m->dev, err))
+        return o;
+    tw_adapter_out_free(o);
+    return NULL;
+}
+
+const void *tw_adapter_out_raw(const struct tw_adapter_out *o)
+{
+    return o->raw;
+}
+
+size_t tw_adapter_out_bytes(const struct tw_adapter_out *o)
+{
+    return o->bytes;
+}
+
+void tw_adapter_out_free(struct tw_adapter_out *o)
+{
+    if (!o)
+        return;
+    tw_adapter_files_free(o->f, o->n);
+    tw_buf_free(&o->config);
+    free(o->at);
+    free(o->raw);
+    free(o);
+}
+
+int tw_adapter_out_write(const struct tw_adapter_out *o, const char *dir, struct tw_err *err)
 {
     char *tensors = tw_path_join(dir, "adapter_model.safetensors");
     char *config = tw_path_join(dir, "adapter_config.json");
-    struct tw_buf text = { 0 };
-    int64_t n;
-    struct tw_afile *f = tw_adapter_files(a, &n);
-    float *all = fetch(a, f, n, err);
+    float *all = in_order(o, err);
     int ret = -1;
 
-    config_json(a, base, &text);
-    if (all && !a->m->ops->sync(a->m->dev, err) && !write_tensors(f, n, tensors, all, err) &&
-        !verify(f, n, tensors, all, err) && !tw_write_file(config, text.p, text.n, err))
+    if (all && !write_tensors(o->f, o->n, tensors, all, err) && !verify(o->f, o->n, tensors, all, err) &&
+            !tw_write_file(config, o->config.p, o->config.n, err))
         ret = 0;
-    tw_buf_free(&text);
-    tw_adapter_files_free(f, n);
     free(all);
     free(tensors);
     free(config);
+    return ret;
+}
+
+int tw_adapter_save(const struct tw_adapter *a, const char *dir, const char *base,
+        struct tw_err *err)
+{
+    struct tw_adapter_out *o = tw_adapter_fetch(a, base, err);
+    int ret = o ? tw_adapter_out_write(o, dir, err) : -1;
+
+    tw_adapter_out_free(o);
     return ret;
 }

@@ -40,6 +40,15 @@ static void unloaded(struct tw_srv *s, struct tw_work *w)
     free(dir);
 }
 
+/* Frozen weights are out of memory, and on their way to no folder. */
+static void dropped(struct tw_srv *s, struct tw_work *w)
+{
+    struct tw_err err = { 0 };
+
+    if (w->sample.dir && tw_rmtree(w->sample.dir, &err))
+        tw_alert(s, "state", err.msg);
+}
+
 /* A sample was charged for all that it might have taken. */
 static void refund(struct tw_future *f, const struct tw_work *w)
 {
@@ -69,6 +78,8 @@ static void back(void *arg, struct tw_mail *m)
     s->tokens_sampled += w->result.sampled;
     if (w->verb == TW_UNLOAD)
         unloaded(s, w);
+    else if (w->verb == TW_DROP_SAMPLER)
+        dropped(s, w);
     if (f && f->kind == TW_KIND_SAMPLE)
         refund(f, w);
     if (f && !f->replay && f->run)

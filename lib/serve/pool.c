@@ -64,85 +64,22 @@ static int unpark(struct tw_worker *k, struct tw_pupil *p, struct tw_err *err)
     return 0;
 }
 
-static void free_snap(struct tw_worker *k, struct tw_snap *s)
-{
-    if (s->a) {
-        tw_sampler_forget(k->sampler, s->a);
-        tw_adapter_close(s->a);
-    }
-    tw_full_leave(k, s);
-    free(s->key);
-    free(s->dir);
-    free(s->base);
-    free(s);
-}
-
-void tw_snap_drop(struct tw_worker *k, struct tw_snap *s)
-{
-    struct tw_snap **at = &k->snap;
-
-    while (*at != s)
-        at = &(*at)->next;
-    s->gone = true;
-    if (s->refs)
-        return;
-    *at = s->next;
-    free_snap(k, s);
-}
-
-int tw_snap_save(struct tw_worker *k, struct tw_snap *s, struct tw_err *err)
-{
-    char *slash = strrchr(s->dir, '/');
-    struct tw_ckpt c;
-    char *parent;
-    int ret;
-
-    if (s->saved)
-        return 0;
-    parent = tw_xstrndup(s->dir, (size_t)(slash - s->dir));
-    ret = tw_mkdirs(parent, err) || tw_ckpt_begin(&c, parent, slash + 1, err);
-    if (!ret && (ret = tw_adapter_save(s->a, c.tmp, s->base, err)))
-        tw_ckpt_abort(&c);
-    else if (!ret)
-        ret = tw_ckpt_commit(&c, err);
-    free(parent);
-    s->saved = !ret;
-    return ret;
-}
-
-int tw_snap_flush(struct tw_worker *k, struct tw_err *err)
-{
-    for (struct tw_snap *s = k->snap; s; s = s->next)
-        if (!s->gone && tw_snap_save(k, s, err))
-            return -1;
-    return 0;
-}
-
-/* Frozen weights leave memory: their folder has them. */
-static int evict(struct tw_worker *k, struct tw_snap *s, struct tw_err *err)
-{
-    if (tw_snap_save(k, s, err))
-        return -1;
-    tw_sampler_forget(k->sampler, s->a);
-    tw_adapter_close(s->a);
-    s->a = NULL;
-    return 0;
-}
-
+/* In quarters of an adapter that trains: frozen weights have no gradient and no moments. */
 static int64_t resident(const struct tw_worker *k)
 {
     int64_t n = 0;
 
     for (const struct tw_pupil *p = k->pupil; p; p = p->next)
-        n += !p->swap && !p->own;
+        n += !p->swap && !p->own ? TW_ROOM_PUPIL : 0;
     for (const struct tw_snap *s = k->snap; s; s = s->next)
-        n += s->a != NULL;
+        n += tw_snap_resident(s) ? TW_ROOM_SNAP : 0;
     return n;
 }
 
 void tw_pool_room(struct tw_worker *k, int64_t n)
 {
-    while (resident(k) + n > k->o.max_adapters) {
+    tw_snap_settle(k);
+    while (resident(k) + n > TW_ROOM_PUPIL * k->o.max_adapters) {
         struct tw_pupil *who = NULL;
         struct tw_snap *what = NULL;
         struct tw_err err = { 0 };
@@ -154,12 +91,12 @@ void tw_pool_room(struct tw_worker *k, int64_t n)
                 who = p;
             }
         for (struct tw_snap *s = k->snap; s; s = s->next)
-            if (s->a && !s->refs && s->used < oldest) {
+            if (tw_snap_resident(s) && !s->refs && s->used < oldest) {
                 oldest = s->used;
                 what = s;
             }
         /* all are in use: rather too many than none; one that cannot be written stays as well */
-        if ((!who && !what) || (what ? evict(k, what, &err) : park(k, who, &err)))
+        if ((!who && !what) || (what ? tw_snap_leave(k, what, &err) : park(k, who, &err)))
             return;
     }
 }
@@ -169,7 +106,7 @@ int tw_pupil_wake(struct tw_worker *k, struct tw_pupil *p, struct tw_err *err)
     p->used = k->tick;
     if (!p->swap)
         return 0;
-    tw_pool_room(k, 1);
+    tw_pool_room(k, TW_ROOM_PUPIL);
     return unpark(k, p, err);
 }
 
@@ -193,69 +130,3 @@ void tw_pupil_free(struct tw_worker *k, struct tw_pupil *p)
     free(p);
 }
 
-struct tw_snap *tw_snap_find(struct tw_worker *k, const char *key)
-{
-    struct tw_snap *s = k->snap;
-
-    while (s && (s->gone || strcmp(s->key, key)))
-        s = s->next;
-    return s;
-}
-
-struct tw_snap *tw_snap_add(struct tw_worker *k, const char *key, const char *dir, const char *base,
-        struct tw_adapter *a, int64_t version)
-{
-    struct tw_snap *s = tw_snap_find(k, key);
-
-    if (s)
-        tw_snap_drop(k, s);
-    s = tw_xcalloc(1, sizeof *s);
-    s->key = tw_xstrdup(key);
-    s->dir = tw_xstrdup(dir);
-    s->base = tw_xstrdup(base ? base : "");
-    s->a = a;
-    s->version = version;
-    s->used = k->tick;
-    s->next = k->snap;
-    k->snap = s;
-    return s;
-}
-
-struct tw_snap *tw_snap_hold(struct tw_worker *k, const char *key, const char *dir,
-        struct tw_err *err)
-{
-    struct tw_snap *s = tw_snap_find(k, key);
-
-    if (!s && !dir) {
-        tw_fail(err, NULL, 0, "the weights that were to be sampled from are not there any more");
-        return NULL;
-    }
-    if (!s) {
-        s = tw_snap_add(k, key, dir, NULL, NULL, 0);
-        s->saved = true;
-        s->full = tw_full_dir(dir);
-    }
-    s->used = k->tick;
-    if (s->full && tw_full_enter(k, s, err)) {
-        tw_snap_drop(k, s);
-        return NULL;
-    }
-    if (!s->full && !s->a) {
-        tw_pool_room(k, 1);
-        if (!(s->a = tw_adapter_open(k->model, s->dir, false, err))) {
-            tw_snap_drop(k, s);
-            return NULL;
-        }
-    }
-    s->refs++;
-    return s;
-}
-
-void tw_snap_release(struct tw_worker *k, struct tw_snap *s)
-{
-    if (!s)
-        return;
-    s->refs--;
-    if (!s->refs && s->gone)
-        tw_snap_drop(k, s);
-}

@@ -63,15 +63,6 @@ int tw_smp_load(struct tw_srv *s, struct tw_err *err)
             load_row, s, err, "");
 }
 
-static void removed(void *arg, struct tw_op *o)
-{
-    struct tw_err err = { 0 };
-
-    if (o->user2 && tw_rmtree(o->user2, &err))
-        tw_alert(arg, "state", err.msg);
-    free(o->user2);
-}
-
 static void free_sampling(struct tw_smp *p)
 {
     char *own[] = { p->id, p->session, p->base, p->path, p->dir, p->key, p->run };
@@ -85,14 +76,14 @@ static void free_sampling(struct tw_smp *p)
 /* The session is over: weights that only this sampler had go, in memory and as files. */
 void tw_smp_end(struct tw_srv *s, struct tw_smp *p)
 {
-    struct tw_op *o = tw_op_new(removed, s);
+    struct tw_op *o = tw_op_new(NULL, s);
     struct tw_work *w;
 
     if (p->key && !p->path) {
         w = tw_work_new(TW_DROP_SAMPLER);
-        w->save.key = tw_arena_dup(&w->arena, p->key, strlen(p->key));
-        tw_glue_send(s, w);
-        o->user2 = tw_xstrdup(p->dir);
+        w->sample.key = tw_arena_dup(&w->arena, p->key, strlen(p->key));
+        w->sample.dir = tw_arena_dup(&w->arena, p->dir, strlen(p->dir));
+        tw_glue_send(s, w);             /* its folder goes when nobody writes it any more */
     }
     tw_op_add(o, "DELETE FROM sampler WHERE id = ?", "t", p->id);
     tw_store_submit(s->store, o);

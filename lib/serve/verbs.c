@@ -19,7 +19,7 @@ static int make_adapter(struct tw_worker *k, struct tw_pupil *p, const struct tw
         return tw_full_make(k, p, c->from, err);
     if (c->from && !restore && tw_full_dir(c->from))
         return tw_fail(err, NULL, 0, "the checkpoint is a whole model, not an adapter");
-    tw_pool_room(k, 1);
+    tw_pool_room(k, TW_ROOM_PUPIL);
     if (c->from && !restore) {
         p->a = tw_adapter_open(k->model, c->from, true, err);
         return p->a ? 0 : -1;
@@ -165,24 +165,32 @@ static int freeze(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w, st
         s->full = s->saved = true;
         return 0;
     }
-    tw_pool_room(k, 1);
+    tw_pool_room(k, TW_ROOM_SNAP);
     if (!(a = tw_adapter_copy(p->a, false, err)))
         return -1;
     s = tw_snap_add(k, w->save.key, w->save.dir, w->save.base, a, p->version);
+    s->of = tw_xstrdup(p->id);
     if (w->save.lazy || !tw_snap_save(k, s, err))
         return 0;
     tw_snap_drop(k, s);
     return -1;
 }
 
-int tw_pupil_snapshot(struct tw_worker *k, struct tw_pupil *p, struct tw_err *err)
+int tw_pupil_snapshot(struct tw_worker *k, struct tw_pupil *p, bool wait, struct tw_err *err)
 {
     char *path, *tmp;
     int ret;
 
-    if (!p->dir || !k->o.snapshot || tw_mkdirs(p->dir, err) || tw_pupil_wake(k, p, err) ||
-            tw_snap_flush(k, err))
-        return p->dir && k->o.snapshot ? -1 : 0;
+    if (!p->dir || !k->o.snapshot)
+        return 0;
+    /* with the snapshot go the requests that would make those again */
+    if ((ret = tw_snap_flush(k, p, wait || p->waits, err)) <= 0) {
+        p->waits = true;
+        return ret;
+    }
+    p->waits = false;
+    if (tw_mkdirs(p->dir, err) || tw_pupil_wake(k, p, err))
+        return -1;
     if (p->own && p->pending)           /* its file has no gradient: what came since is done again */
         return 0;
     path = tw_xasprintf("%s/%" PRId64 ".state", p->dir, p->seq);
@@ -240,11 +248,12 @@ void tw_verb_done(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w)
     /* A load's checkpoint may be deleted, so what was loaded is kept at once. */
     bool due = (w->verb == TW_OPTIM_STEP && p->version - p->snapped >= k->o.snapshot_every) ||
             w->verb == TW_LOAD || w->verb == TW_CREATE_FROM;
+    bool now = w->verb != TW_OPTIM_STEP;
 
     /* The result first: where there is a snapshot, there are the results of all that it holds. */
     tw_work_done(k, w);
     if (due && k->o.snapshot_every)
-        tw_pupil_snapshot(k, p, &err);
+        tw_pupil_snapshot(k, p, now, &err);
 }
 
 void tw_verb_do(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w)

@@ -29,7 +29,7 @@ enum tw_verb {
     TW_LOAD,                    /* a checkpoint into a model that exists */
     TW_UNLOAD,                  /* forgets a model */
     TW_SAMPLE,
-    TW_DROP_SAMPLER,            /* forgets frozen weights that are in memory; files stay */
+    TW_DROP_SAMPLER,            /* forgets the frozen weights sample.key: no file of them is written later */
     TW_NVERB,
 };
 

@@ -117,7 +117,11 @@ static void enqueue(struct tw_worker *k, struct tw_work *w)
 static void unload(struct tw_worker *k, struct tw_pupil *p)
 {
     struct tw_work *w = p->head, *next;
+    struct tw_err err = { 0 };
 
+    /* its requests leave the journal, which could have made them again */
+    if (k->o.snapshot && tw_snap_flush(k, p, true, &err) < 0)
+        tw_notice("%s: weights to sample from were not saved: %s", err.place, err.msg);
     tw_pupil_free(k, p);
     next = w->next;
     tw_work_done(k, w);
@@ -230,7 +234,7 @@ static void count(struct tw_worker *k)
     }
     for (const struct tw_snap *n = k->snap; n; n = n->next) {
         s->snapshots++;
-        s->resident += n->a != NULL;
+        s->resident += tw_snap_resident(n);
     }
     s->resident += s->models - s->swapped;
     s->running = tw_gen_load(k);
@@ -260,7 +264,7 @@ static void last_snapshots(struct tw_worker *k)
         struct tw_err err = { 0 };
 
         k->tick++;
-        if (p->seq && tw_pupil_snapshot(k, p, &err))
+        if (p->seq && tw_pupil_snapshot(k, p, true, &err))
             tw_notice("%s: the state of model %s was not saved: %s", err.place, p->id, err.msg);
     }
 }

@@ -4,6 +4,7 @@
 #define TW_WORKER_PRIV_H
 #include "run/engine.h"
 #include "run/sampler.h"
+#include "serve/filer.h"
 #include "serve/work.h"
 #include <pthread.h>
 
@@ -32,6 +33,7 @@ struct tw_pupil {
     int64_t pending;                    /* forward_backwards whose gradient waits for a step */
     int64_t seq;                        /* of the last work that was done */
     int64_t snapped;                    /* version of the last snapshot */
+    bool waits;                         /* the next one is due, and waited for files of frozen weights */
     struct tw_nat_state nat;
     uint64_t used;                      /* for the choice of whom to park */
     struct tw_work *head, *tail;
@@ -42,7 +44,9 @@ struct tw_pupil {
 struct tw_snap {
     struct tw_snap *next;
     char *key, *dir;
-    struct tw_adapter *a;               /* NULL: only in dir */
+    char *of;                           /* the model that they are of; NULL: not known any more */
+    struct tw_adapter *a;               /* NULL: only in dir; parked: in filing */
+    struct tw_filing *filing;           /* on its way into dir */
     bool full;                          /* a whole model in place of an adapter: */
     struct tw_model *model;             /* NULL: only in dir */
     struct tw_sampler *sampler;         /* on it */
@@ -69,6 +73,7 @@ struct tw_worker {
     struct tw_limits limits;
     struct tw_engine engine;
     struct tw_sampler *sampler;
+    struct tw_filer *filer;
     int64_t max_batch, kept;            /* samples at once; and for those who have none */
     size_t pass_bytes;                  /* of the activations of a pass over pass_tokens */
     int64_t pass_tokens;
@@ -122,6 +127,11 @@ int tw_pupil_wake(struct tw_worker *k, struct tw_pupil *p, struct tw_err *err);
 void tw_pupil_free(struct tw_worker *k, struct tw_pupil *p);
 const struct tw_params *tw_pupil_params(const struct tw_pupil *p);
 int tw_pupil_optim(struct tw_worker *k, struct tw_pupil *p, struct tw_err *err);
+/* Makes room for N of these in memory. */
+enum { TW_ROOM_SNAP = 1, TW_ROOM_PUPIL = 4 };
+void tw_pool_room(struct tw_worker *k, int64_t n);
+
+/* snap.c */
 struct tw_snap *tw_snap_find(struct tw_worker *k, const char *key);
 /* The weights for a sample, in memory and held until tw_snap_release(). */
 struct tw_snap *tw_snap_hold(struct tw_worker *k, const char *key, const char *dir,
@@ -130,12 +140,17 @@ void tw_snap_release(struct tw_worker *k, struct tw_snap *s);
 /* Takes over A; one of the same key is replaced. */
 struct tw_snap *tw_snap_add(struct tw_worker *k, const char *key, const char *dir, const char *base,
         struct tw_adapter *a, int64_t version);
+/* In its folder, for good, when this returns 0. */
 int tw_snap_save(struct tw_worker *k, struct tw_snap *s, struct tw_err *err);
 void tw_snap_drop(struct tw_worker *k, struct tw_snap *s);
-/* Makes room for N more adapters in memory. */
-void tw_pool_room(struct tw_worker *k, int64_t n);
-/* Writes what only memory holds of frozen weights of this model. */
-int tw_snap_flush(struct tw_worker *k, struct tw_err *err);
+/* Lets go of what has reached its folder. */
+void tw_snap_settle(struct tw_worker *k);
+bool tw_snap_resident(const struct tw_snap *s);
+/* Out of the device's memory; its folder has it sooner or later. */
+int tw_snap_leave(struct tw_worker *k, struct tw_snap *s, struct tw_err *err);
+/* Sends into their folders what only memory holds of frozen weights of P. 1: all are there, as they are in
+ * the end with WAIT; 0: not yet. */
+int tw_snap_flush(struct tw_worker *k, const struct tw_pupil *p, bool wait, struct tw_err *err);
 
 /* verbs.c: everything that is done in one go. */
 void tw_verb_do(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w);
@@ -143,7 +158,8 @@ void tw_verb_do(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w);
 struct tw_pupil *tw_verb_pupil(struct tw_worker *k, struct tw_work *w);
 /* W, which is no longer in P's queue, went well: it is handed back, and P snapshot where that is due. */
 void tw_verb_done(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w);
-int tw_pupil_snapshot(struct tw_worker *k, struct tw_pupil *p, struct tw_err *err);
+/* Where WAIT is false, it may be put off once until files of frozen weights are written. */
+int tw_pupil_snapshot(struct tw_worker *k, struct tw_pupil *p, bool wait, struct tw_err *err);
 
 /* What DIR's trainer/ says of the optimiser, into P; and P's own, into DIR. */
 int tw_verb_moments(struct tw_worker *k, struct tw_pupil *p, const char *dir, struct tw_err *err);

@@ -1,6 +1,6 @@
 #!/bin/sh
 # What tw-serve -m tiny itself takes: from its start to the first answer, TW_RUNS (9) times; a snapshot to
-# sample from, TW_SNAPSHOTS (200) of them; a forward_backward of 5 MB in each form (serve.c). TW_NICE: the
+# sample from, TW_SNAPSHOTS (400, more than memory keeps) of them; a forward_backward of 5 MB in each form (serve.c). TW_NICE: the
 # priority, on a machine that others use.
 TOP=$(cd "$(dirname "$0")/../.." && pwd)
 TW_BUILD=${TW_BUILD:-$TOP/build}
@@ -34,4 +34,4 @@ rm -rf "$dir/state"
 start --listen 127.0.0.1:0
 up
 url=$(sed -n 's/^listening on //p' "$dir/out")
-nice -n "${TW_NICE:-0}" "$TW_BUILD/bench/serve" "$url" $PID "${TW_SNAPSHOTS:-200}" "${TW_RUNS:-9}"
+nice -n "${TW_NICE:-0}" "$TW_BUILD/bench/serve" "$url" $PID "${TW_SNAPSHOTS:-400}" "${TW_RUNS:-9}"
