@@ -16,7 +16,7 @@ typedef __nv_bfloat16 bf16;
 /* Scratch blocks that grow to the largest need and stay. One use of each at a time: what an op puts
  * there is dead when the op has been queued and the next one writes it (one stream orders them). */
 enum cu_scratch { CU_S_GEMM, CU_S_HEAD, CU_S_LORA, CU_S_ATTN, CU_S_PART, CU_S_SORT, CU_S_DELTA,
-    CU_NSCRATCH };
+    CU_S_MUON, CU_NSCRATCH };
 
 struct cu_buf {
     void *p;
@@ -66,7 +66,8 @@ void cu_upload(struct cu_dev *d, void *dst, const void *host, size_t n);
  *   cu_nt: c[m, n] = a[m, k] b[n, k]^T + beta c0    (y = x W^T)
  *   cu_nn: c[m, n] = a[m, k] b[k, n]   + beta c0    (dx = dy W)
  *   cu_tn: c[m, n] = a[k, m]^T b[k, n] + beta c0    (dW = dy^T x)
- * a and b have type t; ld in elements; c0 may be c. */
+ * a and b have type t; ld in elements; c0 may be c. Of a batch: that many products of matrices sa, sb
+ * and sc (c and c0) elements apart. */
 struct cu_mm {
     int64_t m, n, k;
     const void *a, *b, *c0;
@@ -74,6 +75,7 @@ struct cu_mm {
     int64_t lda, ldb, ldc;
     enum tw_dtype t, ct;
     float alpha, beta;
+    int64_t batch, sa, sb, sc;  /* 0: one */
 };
 void cu_nt(struct cu_dev *d, const struct cu_mm *p);
 void cu_nn(struct cu_dev *d, const struct cu_mm *p);
@@ -116,6 +118,10 @@ void cu_adamw_small(struct tw_dev *dev, void *w, uint16_t *low, const float *g, 
         int64_t n, const struct tw_adamw *p, const float *scale);
 void cu_small_get(struct tw_dev *dev, float *x, const struct tw_small *s, bool second, int64_t n);
 void cu_small_put(struct tw_dev *dev, const struct tw_small *s, bool second, const float *x, int64_t n);
+/* muon.cu */
+size_t cu_muon_scratch(const struct tw_dev *dev, int64_t rows, int64_t cols);
+void cu_muon(struct tw_dev *dev, const struct tw_muon_item *item, int64_t n, bool rows,
+        const struct tw_muon *p, const float *scale);
 /* attn.cu: attn, attn_bwd, kv_bytes, kv_put */
 void cu_attn_ops(struct tw_ops *o);
 void cu_attn_close(struct cu_dev *d);

@@ -16,7 +16,7 @@ enum { TRIED = 8, WARM = 40, ROUNDS = 3 };      /* algorithms, uses before, tria
 static const double LARGE = 2e9;        /* multiply-adds of a product that is worth it */
 
 struct key {                    /* all that a plan depends on; no padding: compared as bytes */
-    int64_t m, n, k, lda, ldb, ldc;
+    int64_t m, n, k, lda, ldb, ldc, batch, sa, sb, sc;
     int32_t ta, tb, t, ct, beta, align;
 };
 
@@ -160,6 +160,15 @@ static cudaDataType_t type(int t)
     return t == TW_BF16 ? CUDA_R_16BF : CUDA_R_32F;
 }
 
+static void layout_batch(struct cu_dev *d, cublasLtMatrixLayout_t m, int64_t n, int64_t step)
+{
+    int32_t count = (int32_t)n;
+
+    LT_TRY(d, cublasLtMatrixLayoutSetAttribute(m, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
+    LT_TRY(d, cublasLtMatrixLayoutSetAttribute(m, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step,
+                sizeof step));
+}
+
 /* cuBLASLt is column-major: a row-major c[m, n] is its c^T[n, m], so its first operand is our b. */
 static struct plan *plan_make(struct cu_dev *d, const struct key *k)
 {
@@ -185,6 +194,11 @@ static struct plan *plan_make(struct cu_dev *d, const struct key *k)
                 (uint64_t)(k->ta ? k->k : k->m), k->lda));
     LT_TRY(d, cublasLtMatrixLayoutCreate(&p->c, type(k->ct), (uint64_t)k->n, (uint64_t)k->m,
                 k->ldc));
+    if (k->batch > 1) {
+        layout_batch(d, p->a, k->batch, k->sb);
+        layout_batch(d, p->b, k->batch, k->sa);
+        layout_batch(d, p->c, k->batch, k->sc);
+    }
     LT_TRY(d, cublasLtMatmulPreferenceCreate(&pref));
     LT_TRY(d, cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                 &WORKSPACE, sizeof WORKSPACE));
@@ -230,14 +244,15 @@ static int32_t alignment(const struct cu_mm *p)
 {
     size_t size = p->t == TW_BF16 ? 2 : 4, csize = p->ct == TW_BF16 ? 2 : 4;
     uintptr_t all = (uintptr_t)p->a | (uintptr_t)p->b | (uintptr_t)p->c | (uintptr_t)p->c0 |
-        (uintptr_t)p->lda * size | (uintptr_t)p->ldb * size | (uintptr_t)p->ldc * csize | 16;
+        (uintptr_t)p->lda * size | (uintptr_t)p->ldb * size | (uintptr_t)p->ldc * csize |
+        (uintptr_t)p->sa * size | (uintptr_t)p->sb * size | (uintptr_t)p->sc * csize | 16;
 
     return (int32_t)(all & -all);
 }
 
 static void multiply(struct cu_dev *d, const struct cu_mm *q, bool ta, bool tb)
 {
-    struct key k = { q->m, q->n, q->k, q->lda, q->ldb, q->ldc, ta, tb, q->t, q->ct, q->beta != 0,
+    struct key k = { q->m, q->n, q->k, q->lda, q->ldb, q->ldc, q->batch, q->sa, q->sb, q->sc, ta, tb, q->t, q->ct, q->beta != 0,
         alignment(q) };
     struct plan *p;
     bool trial;

@@ -47,7 +47,7 @@ same_run()
     test_equal "$(readlink "$1/latest")" "$(readlink "$2/latest")"
     for r_ in "$1" "$2"; do
         grep -v '"event":"start"' "$r_/metrics.jsonl" |
-            sed 's/"\(time\|tokens_per_s\|memory\)":[^,}]*//g' >"$r_.metrics"
+            sed 's/"\(time\|tokens_per_s\|memory\|mfu\)":[^,}]*//g' >"$r_.metrics"
     done
     cmp "$1.metrics" "$2.metrics"
 }

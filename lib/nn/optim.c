@@ -228,13 +228,12 @@ static const char *bad_gradient(struct tw_optim *o, struct tw_err *err)
     return NULL;
 }
 
-static void update_matrix(struct tw_optim *o, const struct tw_param *p, float *m, double lr,
-        double decay)
+static struct tw_muon turn(const struct tw_optim *o, const struct tw_param *p, double lr)
 {
     double r = (double)p->w.rows, c = (double)p->w.cols, by;
-    struct tw_muon u = { .lr = (float)lr, .momentum = (float)o->opts.momentum, .decay = (float)decay,
-        .nesterov = o->opts.nesterov, .steps = (int)o->opts.steps,
-        .products = p->low || p->w.low ? TW_BF16 : TW_F32 };
+    struct tw_muon u = { .lr = (float)lr, .momentum = (float)o->opts.momentum,
+        .decay = (float)(decays(o, p) ? o->opts.decay : 0), .nesterov = o->opts.nesterov,
+        .steps = (int)o->opts.steps, .products = p->low || p->w.low ? TW_BF16 : TW_F32 };
 
     if (o->opts.scale == TW_MUON_RMS)
         by = 0.2 * sqrt(fmax(r, c));
@@ -243,7 +242,41 @@ static void update_matrix(struct tw_optim *o, const struct tw_param *p, float *m
     else
         by = sqrt(r / c);
     u.move = (float)(lr * by);
-    tw_ops(o->dev)->optim->muon(o->dev, &p->w, o->rows, p->g, m, &u, o->scale);
+    return u;
+}
+
+/* Whether one call takes both. */
+static bool alike(const struct tw_optim *o, const struct tw_param *a, const struct tw_param *b)
+{
+    return a->w.rows == b->w.rows && a->w.cols == b->w.cols && a->w.dtype == b->w.dtype &&
+            !a->w.low == !b->w.low && !a->low == !b->low && decays(o, a) == decays(o, b);
+}
+
+/* The matrices that no span takes, all of one shape in one call. */
+static void update_matrices(struct tw_optim *o, double lr)
+{
+    int64_t n = o->params->n;
+    bool *done = tw_xcalloc((size_t)n, sizeof *done);
+    struct tw_muon_item *item = tw_xcalloc((size_t)n, sizeof *item);
+
+    for (int64_t i = 0; i < n; i++) {
+        const struct tw_param *first = &o->params->p[i];
+        struct tw_muon u = turn(o, first, lr);
+        int64_t m = 0;
+
+        for (int64_t k = i; k < n; k++) {
+            const struct tw_param *p = &o->params->p[k];
+
+            if (done[k] || tw_optim_flat(&o->opts, p) || !alike(o, first, p))
+                continue;
+            done[k] = true;
+            item[m++] = (struct tw_muon_item){ .w = &p->w, .g = p->g, .m = o->m[k] };
+        }
+        if (m)
+            tw_ops(o->dev)->optim->muon(o->dev, item, m, o->rows, &u, o->scale);
+    }
+    free(done);
+    free(item);
 }
 
 /* The settings of the next update of a span's parameters. */
@@ -266,8 +299,8 @@ static void update(struct tw_optim *o, const struct tw_optim_span *s, double lr)
     struct tw_small small = tw_optim_small(o, s->i);
 
     if (!tw_optim_flat(&o->opts, p))
-        update_matrix(o, p, m, lr, (double)a.decay);
-    else if (o->opts.states)
+        return;                 /* see update_matrices() */
+    if (o->opts.states)
         ops->optim->adamw_small(o->dev, p->w.data, p->w.low, p->g, &small, s->n, &a, o->scale);
     else if (o->opts.kind == TW_SGD && p->w.low)
         ops->sgd_split(o->dev, p->w.data, p->w.low, p->g, m, s->n, a.lr, momentum, a.decay, o->scale);
@@ -319,11 +352,13 @@ int tw_optim_step(struct tw_optim *o, double lr, double clip, struct tw_optim_re
         find_scale(o, r->norm, clip);
         for (int64_t k = 0; k < o->nspan; k++)
             update(o, &o->span[k], lr);
+        if (o->opts.kind == TW_MUON)
+            update_matrices(o, lr);
         tw_params_updated(o->dev, o->params);
     }
     o->by = 0;
     tw_params_zero(o->dev, o->params);
-    return ops->sync(o->dev, err);
+    return 0;                       /* the update is queued: what comes next is prepared meanwhile */
 }
 
 /* Whether O's update is one AdamW of one piece of memory. */

@@ -54,7 +54,8 @@ struct tw_optim_report {
     bool skipped;                   /* the norm was not finite: nothing was changed */
     const char *bad;                /* then the first parameter with such a gradient; else NULL */
 };
-/* One update from the gradients that are there, which are used up (zeroed after). CLIP 0: none. */
+/* One update from the gradients that are there, which are used up (zeroed after). CLIP 0: none. It may be
+ * queued still on return: a device's failure in it is told by the next call that waits. */
 int tw_optim_step(struct tw_optim *o, double lr, double clip, struct tw_optim_report *r,
         struct tw_err *err);
 /* One update of each of N optimisers on one device, which is what each gets alone: AdamW of adapters in

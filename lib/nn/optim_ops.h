@@ -20,6 +20,12 @@ struct tw_muon {
     enum tw_dtype products;     /* BF16: inputs of products are rounded */
 };
 
+struct tw_muon_item {           /* a matrix (or several: its n), its gradient and its momentum */
+    const struct tw_mat *w;
+    const float *g;
+    float *m;
+};
+
 /* One of many AdamW steps: N elements, and what is to be done with them. */
 struct tw_adamw_item {
     float *w, *g, *m, *v;       /* (dev) */
@@ -39,15 +45,16 @@ struct tw_small {
 };
 
 struct tw_optim_ops {
-    /* One step on the matrix W (each of its n by itself), F32, or BF16 with low; ROWS: it lies row
-     * after row, else in the device's layout; g and m are as w's elements. With d = g * *scale,
+    /* One step on each of N items (host), all of one shape and one type: w is F32, or BF16 with low;
+     * ROWS: it lies row after row, else in the device's layout; g and m are as w's elements. With
+     * d = g * *scale,
      *     m += (1 - momentum) (d - m);  u = nesterov ? m + (1 - momentum) (d - m) : m
      *     X = u / max(norm of u, 1e-7), then STEPS times with A = X X^T (or X^T X, the smaller):
      *     X = 3.4445 X + (-4.7750 A + 2.0315 A A) X
      *     w = w (1 - lr decay) - move X */
-    void (*muon)(struct tw_dev *d, const struct tw_mat *w, bool rows, const float *g, float *m,
+    void (*muon)(struct tw_dev *d, const struct tw_muon_item *item, int64_t n, bool rows,
             const struct tw_muon *p, const float *scale);
-    /* Memory that muon() takes for a matrix of that shape, once for all of them. */
+    /* Memory that muon() takes for matrices of that shape, once for all of them. */
     size_t (*muon_scratch)(const struct tw_dev *d, int64_t rows, int64_t cols);
 
     /* Many steps of adamw() in as many launches as one takes, or regions of threads. sums: sum[i] (host,

@@ -175,8 +175,11 @@ static void measure(struct tw_trainer *t, struct tw_step_line *line, double dt)
 
 static int save(struct tw_trainer *t, const char *dir, struct tw_err *err)
 {
-    const char *bad = tw_optim_bad_weight(t->optim, err);
+    const char *bad;
 
+    if (tw_ops(t->dev)->sync(t->dev, err))      /* the last update */
+        return -1;
+    bad = tw_optim_bad_weight(t->optim, err);
     if (bad)
         return tw_fail(err, t->o->out, 0, "%s holds a number that is not finite: step %" PRId64
                 " is not saved", bad, t->step);
@@ -185,6 +188,8 @@ static int save(struct tw_trainer *t, const char *dir, struct tw_err *err)
 
 static int publish(struct tw_trainer *t, const char *dir, struct tw_err *err)
 {
+    if (tw_ops(t->dev)->sync(t->dev, err))
+        return -1;
     return t->adapter ? tw_adapter_save(t->adapter, dir, t->base, err) :
             tw_model_save(t->model, NULL, t->dtype, dir, err);
 }

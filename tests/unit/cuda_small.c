@@ -120,10 +120,8 @@ static void unset_gradients(void)
     enum { T = 24, R = 16, K = 40 };
     struct both x = tensor(T, K, 0, false, 1), dy = tensor(T, R, 0, false, 1);
     struct both a = matrix(R, K, TW_F32), b = matrix(R, K, TW_F32);
-    int64_t t0[2] = { 0, T };
 
     CHECK(tw_ops(gpu)->sets);
-    G(begin, act, t0, 1);
     G(zero, a.mg.data, R * K * 4);
     b.mg.unset = true;
     for (int i = 0; i < 2; i++) {

@@ -119,11 +119,12 @@ static float *two_steps(struct help_dev *h, const struct shape *s, const struct 
     for (int t = 0; t < 2; t++) {
         float *g = help_rand(s->r * s->c * s->n, 10 + (uint64_t)t, 1);
         struct tw_mat vg = put(h->d, g, s);
+        struct tw_muon_item item = { &w, vg.data, m.data };
 
         ops(h)->put(h->d, sc, &half, 4);
-        ops(h)->optim->muon(h->d, &w, s->rows, vg.data, m.data, p, sc);
+        ops(h)->optim->muon(h->d, &item, 1, s->rows, p, sc);
         ops(h)->put(h->d, sc, &bad, 4);
-        ops(h)->optim->muon(h->d, &w, s->rows, vg.data, m.data, p, sc); /* not finite: no step */
+        ops(h)->optim->muon(h->d, &item, 1, s->rows, p, sc); /* not finite: no step */
         ops(h)->free(h->d, vg.data);
         free(g);
     }

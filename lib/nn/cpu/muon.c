@@ -108,7 +108,7 @@ static void orthogonal(struct muon_job *j, struct ns *s, bool rows)
         tw_cpu_mat_put(d, &m, s->x, TW_F32, 0, s->r);
 }
 
-static void muon(struct tw_dev *dev, const struct tw_mat *w, bool rows, const float *g, float *m,
+static void one(struct tw_dev *dev, const struct tw_mat *w, bool rows, const float *g, float *m,
         const struct tw_muon *p, const float *scale)
 {
     struct tw_cpu *d = (struct tw_cpu *)dev;
@@ -127,6 +127,13 @@ static void muon(struct tw_dev *dev, const struct tw_mat *w, bool rows, const fl
         orthogonal(&j, &s, rows);
         tw_cpu_run(d, (each + PIECE - 1) / PIECE, move_piece, &j);
     }
+}
+
+static void muon(struct tw_dev *dev, const struct tw_muon_item *item, int64_t n, bool rows,
+        const struct tw_muon *p, const float *scale)
+{
+    for (int64_t i = 0; i < n; i++)
+        one(dev, item[i].w, rows, item[i].g, item[i].m, p, scale);
 }
 
 const struct tw_optim_ops tw_cpu_optim = { .muon = muon, .muon_scratch = muon_scratch,
