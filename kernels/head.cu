@@ -1,14 +1,15 @@
 /* head.cu - log-probabilities of targets and, in the same pass, the gradient. Rows are taken in
  * chunks whose F32 logits fit into HEAD_BYTES; the gradient of the logits takes their place (as BF16
- * in the first half of each row when that is what the products read). */
-#include "cu.cuh"
+ * in the first half of each row when that is what the products read): softmax.cu. */
+#include "softmax.cuh"
 #include <math.h>
 
 static const size_t HEAD_BYTES = (size_t)640 << 20;
 
-static int64_t chunk_rows(int64_t n, int64_t V)
+/* Where there is a gradient of w each chunk reads and writes it all: chunks twice as long. */
+static int64_t chunk_rows(int64_t n, int64_t V, int grads)
 {
-    int64_t most = (int64_t)(HEAD_BYTES / 4) / V / 128 * 128;
+    int64_t most = (int64_t)(HEAD_BYTES / 4) * (grads == 2 ? 2 : 1) / V / 128 * 128;
 
     return n < most ? n : most > 128 ? most : 128;
 }
@@ -19,11 +20,11 @@ static size_t up(size_t n)
 }
 
 /* Logits, gathered hidden states and their gradients of one chunk. */
-static size_t head_bytes(int64_t n, int64_t V, int64_t D, bool bwd)
+static size_t head_bytes(int64_t n, int64_t V, int64_t D, int grads)
 {
-    size_t c = (size_t)chunk_rows(n, V);
+    size_t c = (size_t)chunk_rows(n, V, grads);
 
-    return up(c * (size_t)V * 4) + up(c * (size_t)D * 4) * (bwd ? 2 : 1);
+    return up(c * (size_t)V * 4) + up(c * (size_t)D * 4) * (grads ? 2 : 1);
 }
 
 template <class A> static __global__ void gather_rows(A *x, const A *h, int64_t ld,
@@ -54,128 +55,6 @@ template <class A> static __global__ void scatter_rows(A *dh, int64_t ld, const 
     }
 }
 
-struct soft {                   /* one chunk; all [n] */
-    const int32_t *target;
-    const float *temp, *coef, *coef_mean;
-    float *logp, *entropy, *mean;
-};
-
-/* N logits at P, times INV. */
-template <int N> static __device__ __forceinline__ void logits_at(float (&x)[N], const float *p,
-        float inv)
-{
-    if constexpr (N == 4) {
-        float4 v = *(const float4 *)p;
-
-        x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
-    } else {
-        x[0] = *p;
-    }
-#pragma unroll
-    for (int k = 0; k < N; k++)
-        x[k] *= inv;
-}
-
-template <int N> static __device__ __forceinline__ void gradient_to(float *p, const float (&g)[N])
-{
-    if constexpr (N == 4)
-        *(float4 *)p = make_float4(g[0], g[1], g[2], g[3]);
-    else
-        *p = g[0];
-}
-template <int N> static __device__ __forceinline__ void gradient_to(bf16 *p, const float (&g)[N])
-{
-    if constexpr (N == 4) {
-        __nv_bfloat162 a = __floats2bfloat162_rn(g[0], g[1]), b = __floats2bfloat162_rn(g[2], g[3]);
-
-        *(uint2 *)p = make_uint2(*(uint32_t *)&a, *(uint32_t *)&b);
-    } else {
-        *p = __float2bfloat16_rn(g[0]);
-    }
-}
-
-/* A block takes a row: maximum, sum of exponentials, and what else is asked for, in one reading by
- * running maxima; then the gradient, tile by tile: what a tile writes lies in what has been read.
- * N logits at a time; V is a multiple of N. */
-template <class A, int N, bool MORE> static __global__ void __launch_bounds__(512)
-softmax_rows(float *z, int64_t V, const struct soft q)
-{
-    int64_t i = blockIdx.x;
-    float inv = q.temp ? 1 / q.temp[i] : 1, max = -INFINITY, sum = 0, xe = 0, all = 0, x[N];
-    float *row = z + i * V;
-    int32_t target = q.target[i];
-
-#pragma unroll 4
-    for (int64_t v = threadIdx.x * N; v < V; v += 512 * N) {
-        float m = max;
-
-        logits_at<N>(x, row + v, inv);
-#pragma unroll
-        for (int k = 0; k < N; k++)
-            m = fmaxf(m, x[k]);
-        if (m > max) {          /* a new maximum: what is there shrinks */
-            float f = __expf(max - m);
-
-            sum *= f;
-            xe *= f;
-            max = m;
-        }
-#pragma unroll
-        for (int k = 0; k < N; k++) {
-            float e = __expf(x[k] - max);
-
-            sum += e;
-            if (MORE) {
-                xe += x[k] * e;
-                all += x[k];
-            }
-        }
-    }
-    float top = block_max(max), f = max > -INFINITY ? __expf(max - top) : 0;
-    sum = block_sum(sum * f);
-    float lse = top + logf(sum);
-    if (MORE) {
-        xe = block_sum(xe * f) / sum;
-        all = block_sum(all) / (float)V;
-    }
-    if (!threadIdx.x) {
-        q.logp[i] = row[target] * inv - lse;
-        if (q.entropy)
-            q.entropy[i] = lse - xe;
-        if (q.mean)
-            q.mean[i] = all - lse;
-    }
-    if (!q.coef)
-        return;
-    float c = q.coef[i] * inv, m = q.coef_mean ? q.coef_mean[i] * inv : 0, each = m / (float)V;
-    A *out = (A *)row;
-
-    __syncthreads();            /* row[target] has been read */
-    for (int64_t v0 = 0; v0 < V; v0 += 2 * 512 * N) {
-        float g[2][N];
-
-#pragma unroll
-        for (int k = 0; k < 2; k++) {
-            int64_t v = v0 + (k * 512 + threadIdx.x) * N;
-
-            if (v < V) {
-                logits_at<N>(x, row + v, inv);
-#pragma unroll
-                for (int j = 0; j < N; j++)
-                    g[k][j] = (v + j == target ? c : 0) - (c + m) * __expf(x[j] - lse) + each;
-            }
-        }
-        __syncthreads();
-#pragma unroll
-        for (int k = 0; k < 2; k++) {
-            int64_t v = v0 + (k * 512 + threadIdx.x) * N;
-
-            if (v < V)
-                gradient_to<N>(out + v, g[k]);
-        }
-    }
-}
-
 template <class T> static T *from(T *p, int64_t i)
 {
     return p ? p + i : NULL;
@@ -187,19 +66,14 @@ static void head_chunk(struct cu_dev *d, const struct tw_head *h, int64_t i0, in
 {
     enum tw_dtype t = h->h->dtype;
     int64_t V = h->w->rows, D = h->w->cols, ldz = t == TW_BF16 ? 2 * V : V;
-    struct soft q = { h->target + i0, from(h->temp, i0), from(h->coef, i0), from(h->coef_mean, i0),
+    struct cu_soft q = { h->target + i0, from(h->temp, i0), from(h->coef, i0), from(h->coef_mean, i0),
         h->logp + i0, from(h->entropy, i0), from(h->mean, i0) };
     struct cu_mm p = { n, V, D, x, h->w->data, NULL, z, D, D, V, t, TW_F32, 1, 0 };
 
     CU_ACT(t, gather_rows<A><<<(unsigned)n, 128, 0, d->stream>>>((A *)x, (const A *)h->h->data,
                 h->h->ld, h->row + i0, D));
     cu_nt(d, &p);
-    bool more = h->entropy || h->mean, four = V % 4 == 0;
-#define SOFTMAX(N, MORE) softmax_rows<A, N, MORE><<<(unsigned)n, 512, 0, d->stream>>>(z, V, q)
-    CU_ACT(t, if (four) { if (more) SOFTMAX(4, true); else SOFTMAX(4, false); }
-            else { if (more) SOFTMAX(1, true); else SOFTMAX(1, false); });
-#undef SOFTMAX
-    CU_DONE(d, "softmax");
+    cu_softmax(d, z, V, n, t, &q);
     if (!h->coef)
         return;
     p = (struct cu_mm){ n, D, V, z, h->w->data, NULL, dx, ldz, D, D, t, t, 1, 0 };
@@ -218,7 +92,8 @@ static void head_chunk(struct cu_dev *d, const struct tw_head *h, int64_t i0, in
 static void d_head(struct tw_dev *dev, const struct tw_head *h)
 {
     struct cu_dev *d = cu(dev);
-    int64_t V = h->w->rows, D = h->w->cols, c = chunk_rows(h->n, V);
+    int grads = !h->coef ? 0 : h->dw ? 2 : 1;
+    int64_t V = h->w->rows, D = h->w->cols, c = chunk_rows(h->n, V, grads);
     size_t zs = up((size_t)(c * V) * 4), xs = up((size_t)(c * D) * 4);
     char *p;
 
@@ -226,22 +101,22 @@ static void d_head(struct tw_dev *dev, const struct tw_head *h)
         CU_TRY(d, cudaMemset2DAsync(h->dh->data, (size_t)h->dh->ld * (h->dh->dtype == TW_BF16 ? 2 : 4),
                     0, (size_t)h->dh->cols * (h->dh->dtype == TW_BF16 ? 2 : 4),
                     (size_t)h->dh->rows, d->stream));
-    if (!h->n || !(p = (char *)cu_scratch(d, CU_S_HEAD, head_bytes(h->n, V, D, h->coef != NULL))))
+    if (!h->n || !(p = (char *)cu_scratch(d, CU_S_HEAD, head_bytes(h->n, V, D, grads))))
         return;
     for (int64_t i = 0; i < h->n && !d->err.code; i += c)
         head_chunk(d, h, i, h->n - i < c ? h->n - i : c, (float *)p, p + zs, p + zs + xs);
 }
 
-static size_t d_head_scratch(const struct tw_dev *d, int64_t n, int64_t V, int64_t D, bool bwd)
+static size_t d_head_scratch(const struct tw_dev *d, int64_t n, int64_t V, int64_t D, int grads)
 {
-    return n ? head_bytes(n, V, D, bwd) : 0;
+    return n ? head_bytes(n, V, D, grads) : 0;
 }
 
 static void d_logits(struct tw_dev *dev, float *logits, const struct tw_tensor *h, const int32_t *row,
         int64_t n, const struct tw_mat *w)
 {
     struct cu_dev *d = cu(dev);
-    int64_t V = w->rows, D = w->cols, c = chunk_rows(n, V);
+    int64_t V = w->rows, D = w->cols, c = chunk_rows(n, V, 0);
     size_t zs = up((size_t)(c * V) * 4), xs = up((size_t)(c * D) * 4);
     char *p;
 

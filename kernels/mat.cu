@@ -299,6 +299,9 @@ static void d_embed_bwd(struct tw_dev *dev, struct tw_mat *dw, const struct tw_t
 
     if (!T)
         return;
+    if (dw->unset)
+        tw_ops(dev)->zero(dev, dw->data, (size_t)(dw->rows * dw->cols) * 4);
+    dw->unset = false;
     CU_TRY(d, cub::DeviceRadixSort::SortPairs(NULL, temp, id, none, none, none, T, 0, 32, d->stream));
     p = (char *)cu_scratch(d, CU_S_SORT, 3 * row + temp);
     if (!p)

@@ -272,9 +272,9 @@ static void c_head(struct tw_dev *d, const struct tw_head *h)
     flops(d, n * (1 + (h->coef != NULL) + (h->coef && h->dw)));
 }
 
-static size_t c_head_scratch(const struct tw_dev *d, int64_t n, int64_t V, int64_t D, bool bwd)
+static size_t c_head_scratch(const struct tw_dev *d, int64_t n, int64_t V, int64_t D, int grads)
 {
-    return tw_ops(tw_count_like(d))->head_scratch(tw_count_like(d), n, V, D, bwd);
+    return tw_ops(tw_count_like(d))->head_scratch(tw_count_like(d), n, V, D, grads);
 }
 
 static void c_logits(struct tw_dev *d, float *logits, const struct tw_tensor *h,
@@ -385,6 +385,7 @@ struct tw_dev *tw_count_open(const struct tw_dev *dev, struct tw_err *err)
 
     c->ops = table;
     c->ops.low_act = tw_ops(dev)->low_act;
+    c->ops.one_grad = tw_ops(dev)->one_grad;
     if (tw_ops(dev)->lora_group) {      /* what is kept at one time follows from it */
         c->ops.group_bare = tw_ops(dev)->group_bare;
         c->ops.lora_group = c_lora_group;

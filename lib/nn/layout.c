@@ -180,6 +180,12 @@ static bool has_own_master(const struct tw_model *m, const struct tw_weight *w)
     return trained(m, w) && w->w.dtype != TW_F32 && !is_split(m, w);
 }
 
+/* Whether look-ups in W have a gradient of their own, beside the head's. */
+static bool has_second(const struct tw_model *m, const struct tw_weight *w)
+{
+    return trained(m, w) && m->tied && w == m->global[TW_S_EMBED] && !m->ops->one_grad;
+}
+
 static void add_sizes(struct tw_model *m)
 {
     for (int64_t i = 0; i < m->nw; i++) {
@@ -193,7 +199,7 @@ static void add_sizes(struct tw_model *m)
             tw_mem_add(&m->mem, f32);
         if (trained(m, w))
             tw_mem_add(&m->grads, f32);
-        if (trained(m, w) && m->tied && w == m->global[TW_S_EMBED])
+        if (has_second(m, w))
             tw_mem_add(&m->grads, f32);
     }
 }
@@ -220,7 +226,7 @@ static int take_memory(struct tw_model *m, struct tw_err *err)
         }
         if (trained(m, w))
             w->dw.data = tw_mem_take(&m->grads, f32);
-        if (trained(m, w) && m->tied && w == m->global[TW_S_EMBED])
+        if (has_second(m, w))
             w->g2 = tw_mem_take(&m->grads, f32);
     }
     for (int64_t i = 0; i < m->nw; i++)
@@ -235,7 +241,7 @@ static bool may_be_unset(const struct tw_model *m, const struct tw_weight *w)
     if (!m->ops->sets || !w->matrix || tw_mat_count(&w->w) > 1 || w->w.ext)
         return false;
     if (w->def->slot == TW_S_EMBED)
-        return m->tied;                     /* look-ups have a gradient of their own then */
+        return m->tied;                     /* what look-ups add has its own place, or comes after */
     return w->def->slot != TW_S_CONV && w->def->slot != TW_S_ROUTER;
 }
 

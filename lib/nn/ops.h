@@ -128,6 +128,8 @@ struct tw_ops {
     const char *name;           /* "cpu", "cuda", "count" */
     bool low_act;               /* activations are in the dtype of the products; else F32 */
     bool sets;                  /* linear_dw() and head() know of gradients that are unset */
+    bool one_grad;              /* embed_bwd() does, too, and adds to what head() made: look-ups of a tied
+                                 * embedding have no gradient of their own */
 
     /* Memory. put/get copy between host and device and are complete on return. */
     void *(*alloc)(struct tw_dev *d, size_t bytes, struct tw_err *err); /* 64-byte aligned, zeroed */
@@ -269,7 +271,8 @@ struct tw_ops {
     const struct tw_delta_ops *delta;   /* layers with a recurrent state */
 
     void (*head)(struct tw_dev *d, const struct tw_head *h);
-    size_t (*head_scratch)(const struct tw_dev *d, int64_t n, int64_t V, int64_t D, bool bwd);
+    /* Memory that head() takes for N rows; GRADS: 0 none, 1 of h, 2 of w too. */
+    size_t (*head_scratch)(const struct tw_dev *d, int64_t n, int64_t V, int64_t D, int grads);
     /* logits (host) [n, V] F32 of rows row[i] (host) of h; the same bits as inside head(). */
     void (*logits)(struct tw_dev *d, float *logits, const struct tw_tensor *h, const int32_t *row,
             int64_t n, const struct tw_mat *w);

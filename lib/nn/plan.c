@@ -106,7 +106,8 @@ int tw_model_plan(struct tw_model *m, struct tw_adapter *a, int64_t tokens, int6
                      (a && a->train ? a->params.elems : 0);
     out->optimizer = moments(m->opts.train ? &m->params : NULL) +
                      moments(a && a->train ? &a->params : NULL);
-    out->head = m->ops->head_scratch(m->dev, tokens, m->cfg.V, m->cfg.D, flags & TW_BACKWARD);
+    out->head = m->ops->head_scratch(m->dev, tokens, m->cfg.V, m->cfg.D,
+            !(flags & TW_BACKWARD) ? 0 : m->opts.train ? 2 : 1);
     out->recurrent = recurrent(&p);
     out->state = tw_state_bytes(m, longest) * (size_t)nseq;
     out->flops_forward = count_flops(&p, 0, &peak);

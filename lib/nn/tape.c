@@ -117,15 +117,17 @@ struct tw_op *tw_note(struct tw_tape *t, tw_bwd_fn *bwd, struct tw_var *y, struc
 
 static void embed_back(struct tw_tape *t, struct tw_op *op)
 {
-    struct tw_mat dw = op->w->dw;
+    struct tw_mat second = op->w->dw, *dw = &op->w->dw;
 
-    if (!dw.data)
+    if (!dw->data)
         return;
-    if (op->w->g2)
-        dw.data = op->w->g2;
+    if (op->w->g2) {
+        second.data = op->w->g2;
+        dw = &second;
+    }
     if (t->m->cfg.embed_scale != 0)
         t->ops->scale(t->dev, &op->y->g, (float)t->m->cfg.embed_scale);
-    t->ops->embed_bwd(t->dev, &dw, &op->y->g, op->x->v.data);
+    t->ops->embed_bwd(t->dev, dw, &op->y->g, op->x->v.data);
 }
 
 struct tw_var *tw_t_embed(struct tw_tape *t, struct tw_weight *w, const int32_t *id)

@@ -318,7 +318,7 @@ extern const struct tw_delta_ops tw_cpu_delta_ops;
 void tw_cpu_cols(struct tw_dev *d, struct tw_tensor *y, struct tw_tensor *x,
         const struct tw_cols *c, bool back);
 void tw_cpu_head(struct tw_dev *d, const struct tw_head *h);
-size_t tw_cpu_head_scratch(const struct tw_dev *d, int64_t n, int64_t V, int64_t D, bool bwd);
+size_t tw_cpu_head_scratch(const struct tw_dev *d, int64_t n, int64_t V, int64_t D, int grads);
 void tw_cpu_logits(struct tw_dev *d, float *logits, const struct tw_tensor *h, const int32_t *row,
         int64_t n, const struct tw_mat *w);
 float tw_cpu_pick(const struct tw_dev *d, const float *z, int64_t V, float temp, int32_t target);

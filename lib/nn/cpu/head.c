@@ -206,10 +206,10 @@ void tw_cpu_head(struct tw_dev *dev, const struct tw_head *h)
     }
 }
 
-size_t tw_cpu_head_scratch(const struct tw_dev *d, int64_t n, int64_t V, int64_t D, bool bwd)
+size_t tw_cpu_head_scratch(const struct tw_dev *d, int64_t n, int64_t V, int64_t D, int grads)
 {
     int64_t rows = chunk_rows(tw_max(n, 1), V);
-    int64_t words = rows * V + 2 * rows * D + (bwd ? tw_up(D, 16) * HEAD_TILE : 0);
+    int64_t words = rows * V + 2 * rows * D + (grads ? tw_up(D, 16) * HEAD_TILE : 0);
 
     return (size_t)words * 4;
 }
