@@ -51,7 +51,10 @@ test_case 'twice the same, with groups of no use put aside, too' '
 test_case 'every rollout of step N was sampled from the weights after step N-1' '
 	mkfifo p
 	tw-sample -q -m "$M" --policy run -n 4 --max-lag 0 --max-tokens 3 "$TMP/in.jsonl" |
-	    tw-reward -q --exec "$TMP/even" --advantage grpo | tee rolls | tw-train -q -m "$M" --lora r=4 --loss grpo --batch 8 -o run
+	    tw-reward --exec "$TMP/even" --advantage grpo 2>reward.err | tee rolls |
+	    tw-train -m "$M" --lora r=4 --loss grpo --batch 8 -o run 2>train.err
+	test_text reward.err " of 96 scored, "
+	test_text train.err " s for rollouts, trained "
 	i=0
 	while IFS= read -r line; do
 	    echo "$line" | grep -q "\"policy_step\":$((i / 8))," || { echo "rollout $i"; exit 1; }

@@ -21,7 +21,7 @@ struct run {
     struct tw_tally tally;
     struct tw_progress prog;
     double *x;                  /* of the record, NAN: unscored; the command's is last */
-    double sum;
+    double sum, busy;           /* of rewards; seconds of work on records */
     int64_t scored;
 };
 
@@ -241,6 +241,8 @@ static int live(const struct run *u, const struct tw_json *rec, struct tw_err *e
 static int one(struct run *u, const struct tw_rec *rec, struct tw_err *err)
 {
     struct tw_member m = { .file = rec->file, .line = rec->line, .head = &u->head };
+    double t0 = tw_now();
+    int ret;
 
     tw_arena_reset(&u->arena);
     if (live(u, rec->json, err) || member_key(u, rec, &m, err) || score(u, rec, &m.reward, err)) {
@@ -248,7 +250,9 @@ static int one(struct run *u, const struct tw_rec *rec, struct tw_err *err)
         return -1;
     }
     write_head(u, rec->json, m.reward);
-    return tw_groups_add(u->groups, &m, err);
+    ret = tw_groups_add(u->groups, &m, err);
+    u->busy += tw_now() - t0;
+    return ret;
 }
 
 static int pump(struct run *u, struct tw_err *err)
@@ -290,8 +294,8 @@ static void report(struct run *u)
         tw_info("exec: mean %.4g of %lld scored, %lld unscored", u->exec_count.scored
                 ? u->exec_count.sum / (double)u->exec_count.scored : 0, (long long)u->exec_count.scored,
                 (long long)u->exec_count.unscored);
-    tw_notice("mean reward %.4g of %lld scored", u->scored ? u->sum / (double)u->scored : 0,
-            (long long)u->scored);
+    tw_notice("mean reward %.4g of %lld scored, %.2g s of work", u->scored ? u->sum / (double)u->scored : 0,
+            (long long)u->scored, u->busy);
     if (c.uniform || c.single || (c.unscored && c.groups))
         tw_notice("%lld groups: %lld with equal rewards (%.0f %%), %lld of one record, %lld without a score; "
                 "their advantages are 0 or null", (long long)c.groups, (long long)c.uniform,

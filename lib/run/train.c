@@ -301,6 +301,9 @@ int tw_train(const struct tw_train_opts *o, char *const *paths, int npaths, stru
         if (t.eval_tally.skipped)
             tw_tally_end(&t.eval_tally);
         tw_tally_end(&t.tally);
+        if (t.loss.policy && t.step > 0)
+            tw_notice("waited %.1f s for rollouts, trained %.1f s, published %.1f s", t.spent[0], t.spent[1],
+                    t.spent[2]);
     }
     close_all(&t, ret != 0);
     return ret;

@@ -118,6 +118,7 @@ struct tw_trainer {
     uint64_t stream_hash;               /* and their fingerprint */
     double waited, published;           /* seconds for the step's records, for the last publishing */
     double since;                       /* when the last step ended; 0: none did */
+    double spent[3];                    /* seconds: waiting for records, training, publishing */
     size_t peak_plan;                   /* bytes, of the largest pass */
     size_t taken;                       /* of the GPU, before anything of ours was there */
     size_t reserve;                     /* its activations; 0: a stream's are not known */

@@ -140,6 +140,7 @@ int tw_run_publish(struct tw_trainer *t, struct tw_err *err)
     else if (!write_policy(t, t->schedule.total && t->step >= t->schedule.total, err))
         ret = prune(t, dir, err);
     t->published = tw_now() - t0;
+    t->spent[2] += t->published;
 out:
     free(dir);
     free(name);

@@ -126,6 +126,8 @@ int tw_train_step(struct tw_trainer *t, bool *end, struct tw_err *err)
     t->learner->measure(t, &line, fmax(now - t0, 1e-9));
     line.wait = t->waited;
     line.busy = now - (t->since > 0 ? t->since : t0) - t->waited;
+    t->spent[0] += line.wait;
+    t->spent[1] += line.busy - (t->since > 0 ? t->published : 0);
     t->since = now;
     tw_step_progress(t, &line);
     if (tw_run_event(t, r.skipped ? "skip" : "step", tw_step_put, &line, err))
