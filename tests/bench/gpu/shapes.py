@@ -1,20 +1,23 @@
 #!/usr/bin/env python3
-"""shapes.py OUT - folders q06 and q4 with random weights in the shapes of Qwen3-0.6B and 4B, and
-tokens.jsonl, 64 sequences of 2048 random tokens. Needs torch and safetensors."""
+"""shapes.py OUT [MODEL..] - folders q06 and q4, those that are named, with random weights in the shapes of Qwen3-0.6B and
+4B, and tokens.jsonl, 64 sequences of 2048 random tokens. Needs torch and safetensors where one is named."""
 import json, os, random, sys
-import torch
-from safetensors.torch import save_file
 
 SHAPES = {"q06": (1024, 3072, 28, 16, 8), "q4": (2560, 9728, 36, 32, 8)}
 VOCAB = 151936
 
 
 def weights(*shape):
+    import torch
     dev = "cuda" if torch.cuda.is_available() else "cpu"
     return (torch.randn(*shape, device=dev) * 0.02).to(torch.bfloat16).cpu()
 
 
 def write(folder, D, I, L, heads, kv):
+    import torch
+    from safetensors.torch import save_file
+
+    torch.manual_seed(0)
     os.makedirs(folder, exist_ok=True)
     with open(f"{folder}/config.json", "w") as f:
         json.dump(dict(architectures=["Qwen3ForCausalLM"], model_type="qwen3", vocab_size=VOCAB,
@@ -37,10 +40,10 @@ def write(folder, D, I, L, heads, kv):
 
 
 out = sys.argv[1]
-torch.manual_seed(0)
-for name, shape in SHAPES.items():
-    write(f"{out}/{name}", *shape)
-random.seed(1)
-with open(f"{out}/tokens.jsonl", "w") as f:
-    for _ in range(64):
-        f.write(json.dumps({"tokens": [random.randrange(151000) for _ in range(2048)]}) + "\n")
+for name in sys.argv[2:]:
+    write(f"{out}/{name}", *SHAPES[name])
+if not os.path.exists(f"{out}/tokens.jsonl"):
+    random.seed(1)
+    with open(f"{out}/tokens.jsonl", "w") as f:
+        for _ in range(64):
+            f.write(json.dumps({"tokens": [random.randrange(151000) for _ in range(2048)]}) + "\n")

@@ -1,47 +1,143 @@
 #!/bin/bash
-# train.sh [FOLDER] - training steps on this machine's GPU, ours and the peers', in one run. FOLDER (made when it is
-# not there) takes 10 GB. Needs Python with torch, transformers, PEFT and, for the second peer, liger_kernel.
+# train.sh [FOLDER] - training steps on this machine's GPUs, ours and the peers', in one run. FOLDER (made when it is
+# not there) takes 10 GB. By environment:
+#     ROWS    which of lora06 full06 lora4 again4 full4 mixed start, default all; of several GPUs each takes a part of
+#             them, so that a row's peers are measured on the same card as ours
+#     PEERS   hf (transformers and PEFT), liger (the same with Liger's kernels), default both; empty: ours alone
+# Needs Python with torch, transformers, PEFT and, for the second peer, liger_kernel. One card takes about 7 minutes,
+# three of them the first peer's; four cards two.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-export PATH="${TW_BUILD:-$here/../../../build}/bin:$PATH"
+build=$(cd "${TW_BUILD:-$here/../../../build}" && pwd)
+export PATH="$build/bin:$PATH"
 work=${1:-$(mktemp -d)}
-nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
-[ -e "$work/tokens.jsonl" ] || python3 "$here/shapes.py" "$work"
-cd "$work"
+rows=${ROWS:-lora06 full06 lora4 again4 full4 mixed start}
+peers=${PEERS-hf liger}
+mkdir -p "$work"
+work=$(cd "$work" && pwd)
 
-# ours MODEL OPTION..: seven steps; the median of the last six. A run is ended before it saves what nobody needs.
-ours() {
-    rm -rf run
-    tw-train -q -m "$@" --dtype bf16 --device cuda --steps 8 --keep 1 --force -o run tokens.jsonl &
+# A model's folder, made by the first row that wants it.
+model() {
+    (
+        flock 9
+        [ -e "$work/$1/model.safetensors" ] || python3 "$here/shapes.py" "$work" "$1"
+    ) 9>"$work/lock"
+}
+
+# steps N RUN DATA MODEL OPTION..: trains N steps and ends the run there, before it saves what nobody needs.
+steps() {
+    local n=$1 run=$2 pid
+    rm -rf "$run"
+    tw-train -q -m "$work/$4" "${@:5}" --dtype bf16 --device cuda --steps $((n + 1)) --keep 1 --force -o "$run" \
+        "$work/$3" &
     pid=$!
-    while kill -0 $pid 2>/dev/null && [ "$(grep -c '"event":"step"' run/metrics.jsonl 2>/dev/null || true)" != 7 ]; do
+    while kill -0 $pid 2>/dev/null &&
+        [ "$(grep -c '"event":"step"' "$run/metrics.jsonl" 2>/dev/null || true)" != "$n" ]; do
         sleep 0.02
     done
     kill -KILL $pid 2>/dev/null || true
     wait $pid 2>/dev/null || true
-    python3 - "$*" <<'P'
-import json, statistics, sys
-s = [json.loads(l) for l in open("run/metrics.jsonl")]
-s = [x for x in s if x["event"] == "step"]
-print(f"ours {sys.argv[1]}: {statistics.median(x['tokens_per_s'] for x in s[1:]):.0f} tok/s, "
-        f"{s[-1]['memory'] / 1e9:.1f} GB, MFU {statistics.median(x['mfu'] for x in s[1:]):.2f}, loss {s[0]['loss']:.4f}")
-P
 }
-peer() { python3 "$here/peer.py" "$@" 2>/dev/null || echo "$*: failed (out of memory, or not installed)"; }
+
+# ours MODEL OPTION..: eight steps; the median of the last five.
+ours() {
+    local run=$work/run.$BASHPID
+    steps 8 "$run" tokens.jsonl "$@"
+    python3 - "$*" "$run/metrics.jsonl" "$(tw-train -q -m "$work/$1" "${@:2}" --dtype bf16 --device cuda --steps 8 \
+        --force --plan "$work/tokens.jsonl" | sed -n 's/^memory: total .* \([0-9]*\) bytes/\1/p')" <<'P' || echo "ours $*: failed"
+import json, statistics, sys
+s = [x for x in map(json.loads, open(sys.argv[2])) if x["event"] == "step"]
+mid = lambda k: statistics.median(x[k] for x in s[3:])
+at = [x["memory"] / 1e9 for x in s]
+print(f"ours {sys.argv[1]}: {mid('tokens_per_s'):.0f} tok/s, {at[-1]:.2f} GB (step 1 {at[0]:.2f}, planned "
+        f"{int(sys.argv[3]) / 1e9:.2f}), MFU {mid('mfu'):.2f}, losses {s[0]['loss']:.4f} .. {s[-1]['loss']:.4f}")
+P
+    rm -rf "$run"
+}
+
+# peer MODEL KIND SEQUENCES [recompute]
+peer() {
+    for p in $peers; do
+        python3 "$here/peer.py" "$work/$1" $p "${@:2}" 2>/dev/null ||
+            echo "$p ${*:2}: failed (out of memory, or not installed)"
+    done
+}
 
 lora="--lora r=16,alpha=32"
-ours q06 $lora --batch 8 --micro-tokens 16384
-ours q06 $lora --batch 8 --micro-tokens 16384 --recompute selective
-ours q06 $lora --batch 8 --micro-tokens 8192
-for p in hf liger; do peer q06 $p lora 8; done
-ours q06 --batch 8 --micro-tokens 8192
-for p in hf liger; do peer q06 $p full 8; done
-ours q4 $lora --batch 4 --micro-tokens 8192
-ours q4 $lora --batch 4 --micro-tokens 8192 --recompute selective
-for p in hf liger; do peer q4 $p lora 4; done
-ours q4 $lora --batch 4 --micro-tokens 8192 --recompute layer
-ours q4 $lora --batch 4 --micro-tokens 4096 --recompute layer
-for p in hf liger; do peer q4 $p lora 4 recompute; done
-ours q4 --batch 4 --micro-tokens 2048 --recompute none
-for p in hf liger; do peer q4 $p full 4 recompute; done
-ours q06 $lora --batch 8 --micro-tokens 16384       # again: what the machine did meanwhile
+row() {
+    echo "== $1, $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader -i "${CUDA_VISIBLE_DEVICES:-0}")"
+    case $1 in
+    lora06 | full06 | start) model q06 ;;
+    lora4 | again4 | full4) model q4 ;;
+    esac
+    case $1 in
+    lora06)
+        ours q06 $lora --batch 8 --micro-tokens 16384
+        ours q06 $lora --batch 8 --micro-tokens 16384 --recompute selective
+        ours q06 $lora --batch 8 --micro-tokens 8192
+        peer q06 lora 8
+        ;;
+    full06)
+        ours q06 --batch 8 --micro-tokens 8192
+        ours q06 --batch 8 --micro-tokens 8192 --optimizer adamw,states=8bit
+        ours q06 --batch 8 --micro-tokens 8192 --optimizer muon
+        peer q06 full 8
+        ;;
+    lora4)
+        ours q4 $lora --batch 4 --micro-tokens 8192
+        ours q4 $lora --batch 4 --micro-tokens 8192 --recompute selective
+        peer q4 lora 4
+        ;;
+    again4)
+        ours q4 $lora --batch 4 --micro-tokens 8192 --recompute layer
+        ours q4 $lora --batch 4 --micro-tokens 4096 --recompute layer
+        peer q4 lora 4 recompute
+        ;;
+    full4)
+        ours q4 --batch 4 --micro-tokens 2048 --recompute none
+        peer q4 full 4 recompute
+        ;;
+    mixed) "$build/bench/mixed" cuda "$here/qwen3-0.6b.json" 3 8 2048 5 ;;
+    start) start ;;
+    *) echo "train.sh: $1: no such row" ;;
+    esac
+}
+
+# From the start of the process to the end of the first step of 2048 tokens, which is later than that of its backward
+# pass; files are in the page cache. Five times, sorted.
+start() {
+    local run=$work/run.start
+    cat "$work/q06/model.safetensors" >/dev/null
+    for kind in "$lora" ""; do
+        for i in 1 2 3 4 5; do
+            python3 -c 'import time; print(time.time())'
+            steps 1 "$run" tokens.jsonl q06 $kind --batch 1
+            sed -n '/"event":"step"/s/.*"time":"*\([0-9.]*\).*/\1/p' "$run/metrics.jsonl" | head -1
+        done | paste - - | awk '{ printf "%.2f\n", $2 - $1 }' | sort -n | paste -sd' ' |
+            sed "s/^/start ${kind:-all weights}, s: /"
+    done
+    rm -rf "$run"
+}
+
+[ -e "$work/tokens.jsonl" ] || python3 "$here/shapes.py" "$work"
+gpus=${CUDA_VISIBLE_DEVICES:-$(nvidia-smi --query-gpu=index --format=csv,noheader | paste -sd,)}
+n=$(echo "$gpus" | tr ',' '\n' | grep -c .)
+
+# part I: each N-th row from the I-th on, on the I-th card
+part() {
+    local k=0
+    export CUDA_VISIBLE_DEVICES=$(echo "$gpus" | cut -d, -f"$1")
+    for r in $rows; do
+        k=$((k + 1))
+        [ $(((k - 1) % n + 1)) != "$1" ] || row "$r"
+    done
+}
+if [ "$n" = 1 ]; then
+    part 1
+    exit
+fi
+for i in $(seq 1 "$n"); do
+    part "$i" >"$work/out.$i" 2>&1 &
+done
+wait
+cat "$work"/out.*
