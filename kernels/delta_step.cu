@@ -6,6 +6,7 @@
  * layers take 0.10 GB a token of a sequence, 0.035 ms of 2.8 ms for the weights at batch 1 (where 32 of
  * 132 multiprocessors work: 3 us a layer instead), and 2.2 ms at batch 64. */
 #include "delta.cuh"
+#include "step.cuh"
 
 #define ROWS (DL_MOST / 8)
 
@@ -15,7 +16,20 @@ struct step_arg {
     const float *w, *alog, *dt, *gw;
     int64_t ldz, ldga, ldgb;
     float eps;
+    struct step_view v;         /* of a decode step; pos NULL: sequences are in a.seq */
 };
+
+/* The sequence of row I, and its K-th mark. */
+static __device__ __forceinline__ dl_seq seq_of(const step_arg &p, int i)
+{
+    if (!p.v.pos)
+        return p.a.seq[i];
+    return { i, 1, p.v.pos[i], 0, 0, 0, p.v.mark[i] != NULL, 0, p.v.rec[i] };
+}
+static __device__ __forceinline__ char *mark_of(const step_arg &p, const dl_seq &q, int k)
+{
+    return p.v.pos ? p.v.mark[q.t0] : p.a.mark[q.mark0 + k].state;
+}
 
 /* What a block's threads share. */
 struct shared {
@@ -200,7 +214,7 @@ static __device__ __forceinline__ float conv(const step_arg &p, const dl_seq &q,
         s = fmaf(p.w[c * a.taps + a.taps - 1 + j], x, s);
         if (j > 1 - a.taps && at >= 0)
             for (int k = 0; k < q.nmark; k++)
-                st1((A *)(a.mark[q.mark0 + k].state + a.offset) + (int64_t)(at % a.taps) * a.C + c, x);
+                st1((A *)(mark_of(p, q, k) + a.offset) + (int64_t)(at % a.taps) * a.C + c, x);
     }
     st1(ring + (int64_t)(q.past % a.taps) * a.C + c, own);
     return rounded<A>(s / (1 + expf(-s)));
@@ -211,13 +225,17 @@ decode_k(const __grid_constant__ step_arg p)
 {
     __shared__ shared m;
     const dl_arg &a = p.a;
-    const dl_seq q = a.seq[blockIdx.x / a.hv];
+    const dl_seq q = seq_of(p, blockIdx.x / a.hv);
     const int h = blockIdx.x % a.hv, kh = h / (a.hv / a.hk), x = threadIdx.x;
     const int64_t row = q.t0, head = (int64_t)h * a.dv;
     float s[ROWS][4];
 
+    if (q.past < 0)
+        return;
     get_s(s, a, q.past > 0 ? s_of(a, q.state, h) : NULL);
     wipe(m);
+    if (p.v.pos)
+        step_wait();
     __syncthreads();
     for (int c = x; c < 2 * a.dk + a.dv; c += DL_THREADS) {
         int K = c / a.dk;
@@ -243,13 +261,43 @@ decode_k(const __grid_constant__ step_arg p)
     }
     put_s(a, s_of(a, q.state, h), s);
     for (int k = 0; k < q.nmark; k++)
-        put_s(a, s_of(a, a.mark[q.mark0 + k].state, h), s);
+        put_s(a, s_of(a, mark_of(p, q, k), h), s);
 }
 
 void cu_delta_tokens(struct cu_dev *d, const dl_arg *a, enum tw_dtype t)
 {
     CU_ACT(t, tokens_k<A><<<(unsigned)(a->nseq * a->hv), DL_THREADS, 0, d->stream>>>(*a));
     CU_DONE(d, "the delta rule by tokens");
+}
+
+static void inputs(step_arg *p, const struct tw_tensor *y, const struct tw_delta_step *in)
+{
+    p->a.qkv = in->qkv->data, p->a.ldx = in->qkv->ld;
+    p->a.o = y->data, p->a.ldo = y->ld;
+    p->z = in->z->data, p->ldz = in->z->ld;
+    p->ga = in->a->data, p->ldga = in->a->ld;
+    p->gb = in->b->data, p->ldgb = in->b->ld;
+    p->w = in->w, p->alog = in->alog, p->dt = in->dt, p->gw = in->norm, p->eps = in->eps;
+}
+
+bool cu_step_delta_fits(const struct tw_delta *s)
+{
+    return s->dk <= DL_MOST && s->dv <= DL_MOST;
+}
+
+void cu_step_delta(struct tw_dev *dev, struct tw_tensor *y, const struct tw_delta_step *in,
+        const struct tw_delta *s)
+{
+    struct cu_dev *d = cu(dev);
+    step_arg p = {};
+
+    p.a.hk = (int32_t)s->hk, p.a.hv = (int32_t)s->hv, p.a.dk = (int32_t)s->dk, p.a.dv = (int32_t)s->dv;
+    p.a.taps = (int32_t)s->taps, p.a.C = tw_delta_cols(s), p.a.offset = (int64_t)s->offset;
+    p.a.s_at = (int64_t)cu_delta_window(s, in->qkv->dtype);
+    p.v = *cu_step_view(d);
+    inputs(&p, y, in);
+    step_launch(d, decode_k<bf16>, dim3((unsigned)(y->rows * s->hv)), DL_THREADS, 0, 1, p);
+    CU_DONE(d, "a step of the delta rule");
 }
 
 void cu_delta_decode(struct tw_dev *dev, struct tw_tensor *y, const struct tw_delta_step *in,
@@ -261,12 +309,7 @@ void cu_delta_decode(struct tw_dev *dev, struct tw_tensor *y, const struct tw_de
 
     if (!cu_delta_tables(d, &p.a, s, x) || !p.a.nchunk)
         return;
-    p.a.qkv = x->data, p.a.ldx = x->ld;
-    p.a.o = y->data, p.a.ldo = y->ld;
-    p.z = in->z->data, p.ldz = in->z->ld;
-    p.ga = in->a->data, p.ldga = in->a->ld;
-    p.gb = in->b->data, p.ldgb = in->b->ld;
-    p.w = in->w, p.alog = in->alog, p.dt = in->dt, p.gw = in->norm, p.eps = in->eps;
+    inputs(&p, y, in);
     CU_ACT(x->dtype, decode_k<A><<<(unsigned)(p.a.nseq * p.a.hv), DL_THREADS, 0, d->stream>>>(p));
     CU_DONE(d, "a step of the delta rule");
 }

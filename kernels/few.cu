@@ -6,26 +6,8 @@
  * RMSNorm costs nothing: its factor of a token is taken out of the sum and put on the end. */
 #include "few.cuh"
 
-static __device__ __forceinline__ uint4 ld_once(const bf16 *p)
-{
-    uint4 u;
-
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(u.x), "=r"(u.y), "=r"(u.z), "=r"(u.w) : "l"(p));
-    return u;
-}
-
-static __device__ __forceinline__ void mma(float *c, uint32_t a0, uint32_t a1, uint32_t a2,
-        uint32_t a3, uint32_t b0, uint32_t b1)
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-        "{%8,%9}, {%0,%1,%2,%3};\n"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
 /* Eight elements of a token by the norm's weights; their squares are added to *sum. */
-static __device__ __forceinline__ uint4 normed(uint4 u, const float (&k)[8], float *sum)
+static __device__ __forceinline__ uint4 normed(uint4 u, const float (&k)[8], float off, float *sum)
 {
     uint32_t w[4] = { u.x, u.y, u.z, u.w };
 
@@ -36,7 +18,7 @@ static __device__ __forceinline__ uint4 normed(uint4 u, const float (&k)[8], flo
 
         *sum = fmaf(lo, lo, *sum);
         *sum = fmaf(hi, hi, *sum);
-        p = __floats2bfloat162_rn(lo * k[2 * i], hi * k[2 * i + 1]);
+        p = __floats2bfloat162_rn(lo * (k[2 * i] + off), hi * (k[2 * i + 1] + off));
         w[i] = *(uint32_t *)&p;
     }
     return make_uint4(w[0], w[1], w[2], w[3]);
@@ -67,7 +49,7 @@ static __device__ __forceinline__ void rows_of(const few_arg &a, int g, const bf
         const few_w &w = a.m[MODE == GLU ? r / TILES : m];
         int first = ((g - w.group0) * TILES + r % TILES) * 8;
 
-        row[r] = w.w + (int64_t)min(first + lane / 4, w.rows - 1) * a.K + lane % 4 * 8;
+        row[r] = w.w + (int64_t)min(first + lane / 4, w.rows - 1) * w.ld + lane % 4 * 8;
     }
 }
 
@@ -81,18 +63,6 @@ static __device__ __forceinline__ void load_w(uint4 (&w)[U][R], const bf16 *cons
         for (int r = 0; r < R; r++)
             w[u][r] = seg + u * WARPS < nseg ? ld_once(row[r] + (seg + u * WARPS) * SEG) :
                 make_uint4(0, 0, 0, 0);
-}
-
-static __device__ __forceinline__ float gate_act(float x, int act)
-{
-    if (act == TW_SILU)
-        return x / (1 + __expf(-x));
-    return 0.5f * x * (1 + tanhf(0.79788456080286536f * (x + 0.044715f * x * x * x)));
-}
-
-static __device__ __forceinline__ float round_bf16(float x)
-{
-    return __bfloat162float(__float2bfloat16_rn(x));
 }
 
 /* One chunk of U segments of this warp: fragments of tokens, and products. */
@@ -118,13 +88,13 @@ static __device__ __forceinline__ void chunk(const few_arg &a, float (&acc)[R][4
             q = *(const uint4 *)(y + s * SEG);
         if (NORM) {
             ldv<8>(k, a.norm + s * SEG + t * 8);
-            p = normed(p, k, &sum[0]);
-            q = normed(q, k, &sum[1]);
+            p = normed(p, k, a.off, &sum[0]);
+            q = normed(q, k, a.off, &sum[1]);
         }
 #pragma unroll
         for (int r = 0; r < R; r++) {
-            mma(acc[r], p.x, q.x, p.y, q.y, w[u][r].x, w[u][r].y);
-            mma(acc[r], p.z, q.z, p.w, q.w, w[u][r].z, w[u][r].w);
+            few_mma(acc[r], p.x, q.x, p.y, q.y, w[u][r].x, w[u][r].y);
+            few_mma(acc[r], p.z, q.z, p.w, q.w, w[u][r].z, w[u][r].w);
         }
     }
 }

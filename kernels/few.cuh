@@ -11,15 +11,17 @@ struct few_w {
     const bf16 *w;
     const float *bias;
     int32_t rows, module, group0, y0;   /* its first group of rows; its first column of y */
+    int32_t ld, pad;            /* elements from a row of w to the next */
 };
+enum { FEW_W = 4 };             /* matrices of a product */
 
 struct few_arg {
-    struct few_w m[3];
+    struct few_w m[FEW_W];
     const bf16 *x, *res;
     const float *norm;
     void *y;
     int64_t ldx, ldy, ldres;
-    float eps;
+    float eps, off;             /* off: added to the norm's weights */
     int32_t T, K, nm, groups, act;
     /* Adapters: h [T][nm][max_r] is there already. */
     const float *h;
@@ -32,6 +34,38 @@ struct few_arg {
 void cu_few(struct cu_dev *d, struct few_arg *a, enum few_mode mode);
 
 #ifdef __CUDACC__
+/* Sixteen bytes that are read once. */
+static __device__ __forceinline__ uint4 ld_once(const bf16 *p)
+{
+    uint4 u;
+
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(u.x), "=r"(u.y), "=r"(u.z), "=r"(u.w) : "l"(p));
+    return u;
+}
+
+/* c[16, 8] += a[16, 16] b[16, 8] */
+static __device__ __forceinline__ void few_mma(float *c, uint32_t a0, uint32_t a1, uint32_t a2,
+        uint32_t a3, uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};\n"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+static __device__ __forceinline__ float gate_act(float x, int act)
+{
+    if (act == TW_SILU)
+        return x / (1 + __expf(-x));
+    return 0.5f * x * (1 + tanhf(0.79788456080286536f * (x + 0.044715f * x * x * x)));
+}
+
+static __device__ __forceinline__ float round_bf16(float x)
+{
+    return __bfloat162float(__float2bfloat16_rn(x));
+}
+
 /* What adapters add to output ROW of matrix I for a token. */
 static __device__ __forceinline__ float adapted(const few_arg &a, int token, int i, int row)
 {

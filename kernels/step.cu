@@ -173,7 +173,7 @@ static void fill_row(struct choose_row *to, const struct tw_choice *c, int32_t *
 
 /* Where the parts of a step's input begin; the whole in n. */
 struct parts {
-    size_t id, pos, slot, row, blk, seen, n;
+    size_t id, pos, slot, row, blk, rec, mark, seen, n;
 };
 
 static struct parts parts_of(const struct shape *x)
@@ -183,7 +183,9 @@ static struct parts parts_of(const struct shape *x)
 
     p.row = 0;
     p.blk = T * sizeof(struct choose_row);
-    p.id = p.blk + T * (size_t)x->maxb * sizeof(void *);
+    p.rec = p.blk + T * (size_t)x->maxb * sizeof(void *);
+    p.mark = p.rec + T * sizeof(void *);
+    p.id = p.mark + T * sizeof(void *);
     p.pos = p.id + T * 4;
     p.slot = p.pos + T * 4;
     p.seen = p.slot + T * 4;
@@ -195,7 +197,8 @@ static void fill_in(struct cu_step *s, const struct tw_step *in, const struct sh
         const struct parts *p)
 {
     struct choose_row *row = (struct choose_row *)(s->host + p->row);
-    void **blk = (void **)(s->host + p->blk);
+    void **blk = (void **)(s->host + p->blk), **rec = (void **)(s->host + p->rec);
+    void **mark = (void **)(s->host + p->mark);
     int32_t *id = (int32_t *)(s->host + p->id), *pos = (int32_t *)(s->host + p->pos);
     int32_t *slot = (int32_t *)(s->host + p->slot), *seen = (int32_t *)(s->host + p->seen), at = 0;
 
@@ -206,10 +209,13 @@ static void fill_in(struct cu_step *s, const struct tw_step *in, const struct sh
         pos[i] = real ? in->pos[i] : -1;
         slot[i] = real && in->nslot ? in->slot[i] : -1;
         row[i].top_n = -1;
+        rec[i] = real && in->rec ? in->rec[i] : NULL;
+        mark[i] = real && in->rec ? in->mark[i] : NULL;
         if (!real)
             continue;
-        memcpy(blk + i * x->maxb, in->block[i],
-               (size_t)(in->pos[i] / TW_KV_BLOCK + 1) * sizeof *blk);
+        if (in->block[i])
+            memcpy(blk + i * x->maxb, in->block[i],
+                   (size_t)(in->pos[i] / TW_KV_BLOCK + 1) * sizeof *blk);
         fill_row(&row[i], &in->choice[i], seen, at);
         at += (int32_t)in->choice[i].nseen;
     }
@@ -296,6 +302,9 @@ static void set_view(struct cu_dev *d, const struct shape *x, const struct parts
     s->view.pos = (const int32_t *)(dev + p->pos);
     s->view.slot = (const int32_t *)(dev + p->slot);
     s->view.blk = (char *const *)(dev + p->blk);
+    s->view.rec = (char *const *)(dev + p->rec);
+    s->view.mark = (char *const *)(dev + p->mark);
+    s->view.norm_off = s->in->norm_off;
     s->view.maxb = (int32_t)x->maxb;
     s->view.splits = (int32_t)cu_div(x->maxb * TW_KV_BLOCK, SPLIT_KEYS);
     s->view.split_keys = SPLIT_KEYS;
@@ -383,13 +392,13 @@ static void end(struct tw_dev *dev)
     s->in = NULL;
 }
 
-static bool fits(const struct tw_dev *dev, const struct tw_step_attn *a, const int64_t *k,
-        int64_t nk)
+static bool fits(const struct tw_dev *dev, const struct tw_step_need *n)
 {
-    for (int64_t i = 0; i < nk; i++)
-        if (k[i] % 32)
+    for (int64_t i = 0; i < n->nk; i++)
+        if (n->k[i] % 32)
             return false;
-    return cu_step_attn_fits(a);
+    return (!n->attn || cu_step_attn_fits(n->attn)) && (!n->moe || cu_step_moe_fits(n->moe)) &&
+            (!n->mla || cu_step_mla_fits(n->mla)) && (!n->delta || cu_step_delta_fits(n->delta));
 }
 
 /* Rows of any batch: their choices go over by the ring, and their logits stay on the device. */
@@ -440,7 +449,7 @@ static void choose_rows(struct tw_dev *dev, const struct tw_tensor *h, const int
 void cu_step_ops(struct tw_ops *o)
 {
     static const struct tw_step_ops step = { STEP_MAX, fits, begin, cu_step_embed, cu_step_linear,
-        cu_step_glu, cu_step_attn, choose, end };
+        cu_step_glu, cu_step_attn, cu_step_moe, cu_step_mla, cu_step_delta, choose, end };
 
     o->choose = choose_rows;
     o->step = &step;

@@ -36,9 +36,11 @@ struct choose_arg {
 struct step_view {
     const int32_t *id, *pos, *slot;
     char *const *blk;           /* [T, maxb] */
+    char *const *rec, *const *mark;     /* [T] recurrent states; where they are to be copied, or NULL */
     const struct tw_step_lora *lora;    /* NULL: no adapters */
     int32_t maxb, nmodule, max_r;
     int32_t splits, split_keys; /* of attention */
+    float norm_off;             /* added to the weights of norms */
 };
 
 struct cu_step;
@@ -47,7 +49,7 @@ const struct step_view *cu_step_view(struct cu_dev *d);
 int64_t cu_step_rows(struct cu_dev *d);
 /* Buffers of the steps; they grow while nothing is recorded, and earlier records are dropped. */
 enum step_buf { STEP_IN, STEP_LORA, STEP_H, STEP_NORM, STEP_WIDE, STEP_PART, STEP_TICKET,
-    STEP_LOGITS, STEP_NBUF };
+    STEP_LOGITS, STEP_MOE, STEP_MLA, STEP_NBUF };
 void *cu_step_buf(struct cu_dev *d, enum step_buf b, size_t n);
 void cu_step_close(struct cu_dev *d);
 
@@ -64,6 +66,18 @@ void cu_step_logits(struct cu_dev *d, float *z, const struct tw_tensor *x, const
 bool cu_step_attn_fits(const struct tw_step_attn *a);
 void cu_step_attn(struct tw_dev *d, struct tw_tensor *o, const struct tw_tensor *qkv,
         const struct tw_step_attn *a);
+/* step_moe.cu */
+bool cu_step_moe_fits(const struct tw_step_moe *m);
+void cu_step_moe(struct tw_dev *d, struct tw_tensor *x, const float *norm, float eps,
+        const struct tw_step_moe *m, const struct tw_tensor *shared, const struct tw_tensor *gate);
+/* step_mla.cu */
+bool cu_step_mla_fits(const struct tw_step_mla *a);
+void cu_step_mla(struct tw_dev *d, struct tw_tensor *o, const struct tw_tensor *q,
+        const struct tw_tensor *lat, const struct tw_step_mla *a);
+/* delta_step.cu */
+bool cu_step_delta_fits(const struct tw_delta *s);
+void cu_step_delta(struct tw_dev *d, struct tw_tensor *y, const struct tw_delta_step *in,
+        const struct tw_delta *s);
 /* choose.cu */
 bool cu_choose_fits(const struct cu_dev *d, int64_t V);
 void cu_choose(struct cu_dev *d, const struct choose_arg *a, int64_t rows);

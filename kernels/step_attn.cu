@@ -20,6 +20,7 @@ struct step_attn_arg {
     size_t offset;
     float eps, scale;
     int32_t nh, nkv, group, window, rot, pairs;
+    int32_t gated;              /* a gate behind every head of q */
 };
 
 static __device__ __forceinline__ float ex2(float x)
@@ -53,7 +54,7 @@ template <int HD> static __device__ __forceinline__ void prepare(float *to, cons
 #pragma unroll
     for (int i = 0; i < N; i++) {
         v[i] = lane + 32 * i < HD ? __bfloat162float(x[lane + 32 * i]) : 0;
-        k[i] = norm && lane + 32 * i < HD ? norm[lane + 32 * i] : 0;
+        k[i] = norm && lane + 32 * i < HD ? norm[lane + 32 * i] + a.v.norm_off : 0;
         sq = fmaf(v[i], v[i], sq);
     }
     if (norm) {
@@ -193,6 +194,18 @@ template <int HD, int U> static __device__ __forceinline__ void load(uint4 (&k)[
     }
 }
 
+/* A component of a head's output, by the gate where there is one. */
+template <int HD> static __device__ __forceinline__ void put_o(const step_attn_arg &a, int t, int head,
+        int c, float y)
+{
+    if (a.gated) {
+        float g = __bfloat162float(a.qkv[t * a.ldq + (head * 2 + 1) * HD + c]);
+
+        y = round_bf16(y) / (1 + __expf(-g));
+    }
+    a.o[t * a.ldo + head * HD + c] = __float2bfloat16_rn(y);
+}
+
 /* The splits of a sequence, in order, by the block that finished last. */
 template <int HD> static __device__ __forceinline__ void join_splits(const step_attn_arg &a, int t,
         int kvh, int ns)
@@ -210,7 +223,7 @@ template <int HD> static __device__ __forceinline__ void join_splits(const step_
             all = fmaf(w, __ldcg(p + x * (HD + 2) + HD + 1), all);
             y = fmaf(w, __ldcg(p + x * (HD + 2) + c), y);
         }
-        a.o[t * a.ldo + head * HD + c] = __float2bfloat16_rn(y / all);
+        put_o<HD>(a, t, head, c, y / all);
     }
 }
 
@@ -236,7 +249,7 @@ static __device__ __forceinline__ void finish(const step_attn_arg &a,
             y = fmaf(f, mo[w][g][c], y);
         }
         if (ns == 1) {
-            a.o[t * a.ldo + head * HD + c] = __float2bfloat16_rn(y / all);
+            put_o<HD>(a, t, head, c, y / all);
             continue;
         }
         float *p = a.part + (((int64_t)t * a.nh + head) * a.v.splits + split) * (HD + 2);
@@ -287,14 +300,14 @@ template <int HD, int G, int WARPS> static __device__ __forceinline__ void prepa
 
     for (int h = warp; h < G + 2; h += WARPS) {
         if (h < a.group) {
-            prepare<HD>(qs[h], x + (kvh * a.group + h) * HD, a.qnorm, a, pos, lane);
+            prepare<HD>(qs[h], x + (kvh * a.group + h) * (1 + a.gated) * HD, a.qnorm, a, pos, lane);
         } else if (h < G) {
             for (int i = lane; i < HD; i += 32)
                 qs[h][i] = 0;
         } else if (own) {
             bf16 *to = (bf16 *)(blk[pos / TW_KV_BLOCK] + a.offset) +
                 ((int64_t)(kvh * 2 + h - G) * TW_KV_BLOCK + pos % TW_KV_BLOCK) * HD;
-            const bf16 *y = x + (a.nh + (h - G) * a.nkv + kvh) * HD;
+            const bf16 *y = x + (a.nh * (1 + a.gated) + (h - G) * a.nkv + kvh) * HD;
 
             if (h == G)
                 prepare<HD>(kn, y, a.knorm, a, pos, lane);
@@ -452,6 +465,7 @@ void cu_step_attn(struct tw_dev *dev, struct tw_tensor *o, const struct tw_tenso
     a.sin = g->sin;
     a.rot = (int32_t)g->rot;
     a.pairs = g->interleaved;
+    a.gated = g->gated;
     a.offset = g->offset;
     a.scale = g->scale;
     a.nh = (int32_t)g->nh;

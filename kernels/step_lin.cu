@@ -30,7 +30,7 @@ static __global__ void __launch_bounds__(128) shrink_k(const __grid_constant__ f
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             sq = fmaf(v[j], v[j], sq);
-            sum = fmaf(a.norm ? v[j] * n[j] : v[j], m[j], sum);
+            sum = fmaf(a.norm ? v[j] * (n[j] + a.off) : v[j], m[j], sum);
         }
     }
     sum = warp_sum(sum);
@@ -68,6 +68,7 @@ static struct few_arg arg_of(struct cu_dev *d, struct tw_tensor *y, const struct
     a.ldres = res ? res->ld : 0;
     a.norm = norm;
     a.eps = eps;
+    a.off = v->norm_off;
     a.T = (int32_t)x->rows;
     a.K = (int32_t)x->cols;
     a.nm = (int32_t)n;
@@ -77,7 +78,8 @@ static struct few_arg arg_of(struct cu_dev *d, struct tw_tensor *y, const struct
     a.max_r = v->max_r;
     for (int64_t i = 0; i < n; i++) {
         a.m[i] = { (const bf16 *)w[i].w->data, w[i].bias, (int32_t)w[i].w->rows,
-            v->lora ? (int32_t)w[i].module : -1, 0, y0 };
+            v->lora ? (int32_t)w[i].module : -1, 0, y0,
+            (int32_t)cu_ld(w[i].w), 0 };
         y0 += (int32_t)w[i].w->rows;
     }
     return a;
@@ -93,7 +95,7 @@ static bool shrink(struct cu_dev *d, struct few_arg *a)
         any |= a->m[i].module >= 0;
     if (!a->lora || !any)
         return true;
-    h = (float *)cu_step_buf(d, STEP_H, (size_t)STEP_MAX * 3 * (size_t)a->max_r * 4);
+    h = (float *)cu_step_buf(d, STEP_H, (size_t)STEP_MAX * FEW_W * (size_t)a->max_r * 4);
     if (!h)
         return false;
     int parts = (int)cu_div(a->max_r, 4);
@@ -118,7 +120,8 @@ static struct tw_tensor normalised(struct cu_dev *d, const struct tw_tensor *x, 
     y.data = p;
     y.ld = x->cols;
     if (p)
-        tw_ops(dev)->rmsnorm(dev, &y, (float *)(p + n), x, norm, x->cols, eps, 0);
+        tw_ops(dev)->rmsnorm(dev, &y, (float *)(p + n), x, norm, x->cols, eps,
+                cu_step_view(d)->norm_off);
     return y;
 }
 
@@ -134,7 +137,7 @@ static void many(struct cu_dev *d, struct few_arg *a, struct tw_tensor *y,
         struct tw_tensor part = *y, add = res ? *res : part;
         struct tw_mat m = *w[i].w;
 
-        for (k = i + 1; k < a->nm && !w[i].bias && !w[k].bias && w[k].w->data ==
+        for (k = i + 1; k < a->nm && !w[i].bias && !w[k].bias && !m.ext && w[k].w->data ==
                 (bf16 *)m.data + m.rows * m.cols; k++)
             m.rows += w[k].w->rows;
         part.cols = m.rows;

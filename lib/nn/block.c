@@ -68,6 +68,38 @@ static void moe(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x, s
     tw_t_moe(t, l, tw_t_norm(t, x, l->w[TW_S_NORM2], t->m->cfg.D), x, out);
 }
 
+struct tw_step_moe tw_step_moe(const struct tw_model *m, const struct tw_layer *l)
+{
+    return (struct tw_step_moe){ .r = tw_route_of(l), .router = &l->w[TW_S_ROUTER]->w,
+        .gate_up = &l->w[TW_S_XGATEUP]->w, .down = &l->w[TW_S_XDOWN]->w, .act = (int)m->cfg.act };
+}
+
+static void moe_step(struct tw_stepper *s, const struct tw_layer *l)
+{
+    const float *norm = l->w[TW_S_NORM2]->w.data;
+    const float eps = (float)s->m->cfg.eps;
+    struct tw_step_moe m = tw_step_moe(s->m, l);
+    struct tw_tensor shared, mix, h;
+
+    if (l->w[TW_S_SGATE]) {
+        const struct tw_step_w gate = tw_step_w(s, l->w[TW_S_SGATE]), up = tw_step_w(s, l->w[TW_S_SUP]);
+        const struct tw_step_w down = tw_step_w(s, l->w[TW_S_SDOWN]);
+
+        h = tw_step_tensor(s, down.w->cols);
+        shared = tw_step_tensor(s, down.w->rows);
+        s->ops->glu(s->m->dev, &h, &s->x, norm, eps, &gate, &up, m.act);
+        s->ops->linear(s->m->dev, &shared, &h, NULL, 0, &down, 1, NULL);
+    }
+    if (l->w[TW_S_SMIX]) {
+        const struct tw_step_w w = tw_step_w(s, l->w[TW_S_SMIX]);
+
+        mix = tw_step_tensor(s, 1);
+        s->ops->linear(s->m->dev, &mix, &s->x, norm, eps, &w, 1, NULL);
+    }
+    s->ops->moe(s->m->dev, &s->x, norm, eps, &m, l->w[TW_S_SGATE] ? &shared : NULL,
+            l->w[TW_S_SMIX] ? &mix : NULL);
+}
+
 static const char *moe_lacks(const struct tw_ops *ops)
 {
     return ops->moe ? NULL : "products of experts";
@@ -77,4 +109,5 @@ const struct tw_block tw_block_gqa = { .name = "gqa", .forward = gqa, .step = gq
     .kv = true };
 const struct tw_block tw_block_swiglu = { .name = "swiglu", .forward = swiglu,
     .step = swiglu_step };
-const struct tw_block tw_block_moe = { .name = "moe", .forward = moe, .lacks = moe_lacks };
+const struct tw_block tw_block_moe = { .name = "moe", .forward = moe, .step = moe_step,
+    .lacks = moe_lacks };

@@ -21,6 +21,22 @@ static void gated(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x,
     tw_t_linear(t, tw_t_gated(t, qg[1], o), l->w[TW_S_O], x, out);
 }
 
+static void gated_step(struct tw_stepper *s, const struct tw_layer *l)
+{
+    const struct tw_config *c = &s->m->cfg;
+    const struct tw_step_w in[3] = { tw_step_w(s, l->w[TW_S_Q]), tw_step_w(s, l->w[TW_S_K]),
+        tw_step_w(s, l->w[TW_S_V]) };
+    const struct tw_step_w out = tw_step_w(s, l->w[TW_S_O]);
+    struct tw_step_attn a = tw_step_attn(s->m, l);
+    struct tw_tensor qkv = tw_step_tensor(s, 2 * (c->nh + c->nkv) * c->hd);
+    struct tw_tensor o = tw_step_tensor(s, c->nh * c->hd);
+
+    a.gated = true;
+    s->ops->linear(s->m->dev, &qkv, &s->x, l->w[TW_S_NORM1]->w.data, a.eps, in, 3, NULL);
+    s->ops->attn(s->m->dev, &o, &qkv, &a);
+    s->ops->linear(s->m->dev, &s->x, &o, NULL, 0, &out, 1, &s->x);
+}
+
 static const char *gated_lacks(const struct tw_ops *ops)
 {
     return ops->cols ? NULL : "attention with a gate";
@@ -50,6 +66,36 @@ static void delta(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x,
     rule(t, l, in, x, out);
 }
 
+static struct tw_tensor part(const struct tw_tensor *x, int64_t at, int64_t n)
+{
+    struct tw_tensor y = *x;
+
+    y.data = (char *)x->data + (size_t)at * tw_dtype_size(x->dtype);
+    y.cols = n;
+    return y;
+}
+
+static void delta_step(struct tw_stepper *s, const struct tw_layer *l)
+{
+    const struct tw_step_w in[4] = { tw_step_w(s, l->w[TW_S_INQKV]), tw_step_w(s, l->w[TW_S_INZ]),
+        tw_step_w(s, l->w[TW_S_INB]), tw_step_w(s, l->w[TW_S_INA]) };
+    const struct tw_step_w out = tw_step_w(s, l->w[TW_S_OUT]);
+    const float eps = (float)s->m->cfg.eps;
+    struct tw_delta d = tw_delta_conf(&s->m->cfg);
+    int64_t C = tw_delta_cols(&d), V = d.hv * d.dv;
+    struct tw_tensor x = tw_step_tensor(s, C + V + 2 * d.hv), y = tw_step_tensor(s, V);
+    struct tw_tensor qkv = part(&x, 0, C), z = part(&x, C, V), b = part(&x, C + V, d.hv);
+    struct tw_tensor a = part(&x, C + V + d.hv, d.hv);
+    struct tw_delta_step step = { .qkv = &qkv, .z = &z, .a = &a, .b = &b,
+        .w = l->w[TW_S_CONV]->w.data, .alog = l->w[TW_S_ALOG]->w.data,
+        .dt = l->w[TW_S_DTBIAS]->w.data, .norm = l->w[TW_S_GNORM]->w.data, .eps = eps };
+
+    d.offset = l->kv_offset;
+    s->ops->linear(s->m->dev, &x, &s->x, l->w[TW_S_NORM1]->w.data, eps, in, 4, NULL);
+    s->ops->delta(s->m->dev, &y, &step, &d);
+    s->ops->linear(s->m->dev, &s->x, &y, NULL, 0, &out, 1, &s->x);
+}
+
 /* Of every q head in turn: its q, k, v and z, or its b and a. */
 static void delta_fused(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x,
         struct tw_var *out)
@@ -74,9 +120,9 @@ static const char *delta_lacks(const struct tw_ops *ops)
     return ops->delta && ops->cols ? NULL : "layers with a recurrent state (gated DeltaNet)";
 }
 
-const struct tw_block tw_block_gated = { .name = "gated attention", .forward = gated, .kv = true,
-    .lacks = gated_lacks };
-const struct tw_block tw_block_delta = { .name = "delta", .forward = delta, .rec = true,
-    .lacks = delta_lacks };
+const struct tw_block tw_block_gated = { .name = "gated attention", .forward = gated, .step = gated_step,
+    .kv = true, .lacks = gated_lacks };
+const struct tw_block tw_block_delta = { .name = "delta", .forward = delta, .step = delta_step,
+    .rec = true, .lacks = delta_lacks };
 const struct tw_block tw_block_delta_fused = { .name = "delta", .forward = delta_fused, .rec = true,
     .lacks = delta_lacks };

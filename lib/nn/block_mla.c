@@ -1,6 +1,7 @@
 /* block_mla.c - attention over latents: q of each head ends in a rotated part, keys and values come
  * from one latent a token, and the rotated part of the keys is the same for all heads */
 #include "nn/block_priv.h"
+#include "nn/step.h"
 
 #define LATENT_EPS 1e-6         /* of the norms of latents, whatever the config says of others */
 
@@ -25,10 +26,47 @@ static void mla(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x, s
             x, out);
 }
 
+struct tw_step_mla tw_step_mla(const struct tw_model *m, const struct tw_layer *l)
+{
+    const struct tw_config *c = &m->cfg;
+
+    return (struct tw_step_mla){ .nh = c->nh, .dn = c->mla.dn, .dr = c->mla.dr, .dv = c->mla.dv,
+        .rkv = c->mla.rkv, .scale = (float)tw_attn_scale(c), .offset = l->kv_offset,
+        .norm = l->w[TW_S_KVANORM]->w.data, .eps = (float)LATENT_EPS, .kvb = &l->w[TW_S_KVB]->w,
+        .cos = m->cos[l->conf->rope], .sin = m->sin[l->conf->rope],
+        .interleaved = c->rope_interleaved };
+}
+
+static void mla_step(struct tw_stepper *s, const struct tw_layer *l)
+{
+    const struct tw_config *c = &s->m->cfg;
+    const struct tw_mla_conf *a = &c->mla;
+    const struct tw_step_w in[2] = { tw_step_w(s, l->w[TW_S_QA] ? l->w[TW_S_QA] : l->w[TW_S_Q]),
+        tw_step_w(s, l->w[TW_S_KVA]) }, out = tw_step_w(s, l->w[TW_S_O]);
+    struct tw_step_mla m = tw_step_mla(s->m, l);
+    int64_t nq = in[0].w->rows;
+    struct tw_tensor y = tw_step_tensor(s, nq + a->rkv + a->dr), q = y, lat = y;
+    struct tw_tensor o = tw_step_tensor(s, c->nh * a->dv);
+
+    s->ops->linear(s->m->dev, &y, &s->x, l->w[TW_S_NORM1]->w.data, (float)c->eps, in, 2, NULL);
+    q.cols = nq;
+    lat.cols = a->rkv + a->dr;
+    lat.data = (char *)y.data + (size_t)nq * tw_dtype_size(y.dtype);
+    if (l->w[TW_S_QB]) {
+        const struct tw_step_w b = tw_step_w(s, l->w[TW_S_QB]);
+        struct tw_tensor low = q;
+
+        q = tw_step_tensor(s, c->nh * (a->dn + a->dr));
+        s->ops->linear(s->m->dev, &q, &low, l->w[TW_S_QANORM]->w.data, (float)LATENT_EPS, &b, 1, NULL);
+    }
+    s->ops->mla(s->m->dev, &o, &q, &lat, &m);
+    s->ops->linear(s->m->dev, &s->x, &o, NULL, 0, &out, 1, &s->x);
+}
+
 static const char *lacks(const struct tw_ops *ops)
 {
     return ops->mla ? NULL : "attention over latents";
 }
 
-const struct tw_block tw_block_mla = { .name = "mla", .forward = mla, .latent = true,
+const struct tw_block tw_block_mla = { .name = "mla", .forward = mla, .step = mla_step, .latent = true,
     .lacks = lacks };

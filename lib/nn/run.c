@@ -223,7 +223,7 @@ int tw_model_draw(struct tw_model *m, const struct tw_seq *seq, int64_t nseq,
     int ret;
 
     for (int64_t i = 0; i < nseq; i++)
-        single &= seq[i].n == 1;
+        single = single && seq[i].n == 1 && tw_step_takes(m, seq[i].adapter);
     if (nseq < 1)
         return 0;
     ret = check_states(m, seq, nseq, err);

@@ -220,6 +220,15 @@ void tw_state_delta(const struct tw_state *s, struct tw_delta_seq *q, struct tw_
         to[i] = (struct tw_delta_mark){ s->mark[first + i].at, s->mark[first + i].rec->mem };
 }
 
+void tw_state_rec(const struct tw_state *s, void **now, void **copy)
+{
+    *now = s->rec ? s->rec->mem : NULL;
+    *copy = NULL;
+    for (int i = 0; i < s->nmark; i++)
+        if (s->mark[i].at == s->n + 1)
+            *copy = s->mark[i].rec->mem;
+}
+
 struct tw_state *tw_state_new(struct tw_model *m, struct tw_err *err)
 {
     struct tw_state *s;

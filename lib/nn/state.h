@@ -40,6 +40,8 @@ void tw_routing_fork(struct tw_state *f, const struct tw_state *s);
 void tw_state_trim(struct tw_state *s);
 /* The recurrent layers' part of a pass over the tokens that it grew for; from A. */
 void tw_state_delta(const struct tw_state *s, struct tw_delta_seq *q, struct tw_arena *a);
+/* The recurrent state, and where its copy after the next token goes; NULL: there is none. */
+void tw_state_rec(const struct tw_state *s, void **now, void **copy);
 /* Where each layer's part of a block begins; sets the blocks' sizes. */
 void tw_state_layout(struct tw_model *m);
 void tw_state_pool_free(struct tw_model *m);

@@ -27,32 +27,96 @@ struct tw_step_attn tw_step_attn(const struct tw_model *m, const struct tw_layer
         .interleaved = c->rope_interleaved };
 }
 
+/* What the layers ask for. */
+struct need {
+    struct tw_step_need n;
+    struct tw_step_attn attn;
+    struct tw_step_moe moe;
+    struct tw_step_mla mla;
+    struct tw_delta delta;
+    int64_t k[8];
+};
+
+static void need_mixer(struct need *n, const struct tw_model *m, const struct tw_layer *l)
+{
+    const struct tw_config *c = &m->cfg;
+
+    if (l->mixer->block->kv) {
+        n->attn = tw_step_attn(m, l);
+        n->n.attn = &n->attn;
+        n->k[1] = c->nh * c->hd;
+    } else if (l->mixer->block->latent) {
+        n->mla = tw_step_mla(m, l);
+        n->n.mla = &n->mla;
+        n->k[2] = c->nh * c->mla.dv;
+        n->k[3] = c->mla.rq;
+    } else {
+        n->delta = tw_delta_conf(c);
+        n->n.delta = &n->delta;
+        n->k[4] = n->delta.hv * n->delta.dv;
+    }
+}
+
+/* False: a block has no step. */
+static bool needs(struct need *n, const struct tw_model *m)
+{
+    *n = (struct need){ .n = { .k = n->k, .nk = sizeof n->k / sizeof *n->k }, .k = { m->cfg.D } };
+    for (int64_t i = 0; i < m->cfg.L; i++) {
+        const struct tw_layer *l = &m->layer[i];
+
+        if (!l->mixer->block->step || !l->ffn->block->step)
+            return false;
+        need_mixer(n, m, l);
+        if (l->moe < 0) {
+            n->k[5] = m->cfg.I;
+            continue;
+        }
+        n->moe = tw_step_moe(m, l);
+        n->n.moe = &n->moe;
+        n->k[6] = m->cfg.moe.I;
+        n->k[7] = m->cfg.moe.shared;
+    }
+    return true;
+}
+
 bool tw_step_fits(const struct tw_model *m)
 {
     const struct tw_step_ops *ops = m->ops->step;
     const struct tw_config *c = &m->cfg;
-    const int64_t k[] = { c->D, c->nh * c->hd, c->nkv * c->hd, c->I };
-    struct tw_step_attn a = { .nh = c->nh, .nkv = c->nkv, .hd = c->hd, .rot = tw_rope_width(c),
-        .interleaved = c->rope_interleaved };
+    struct need n;
 
-    if (!ops || m->act != TW_BF16 || m->opts.dtype != TW_BF16 || !m->kv.bytes || m->ext)
+    if (!ops || m->act != TW_BF16 || m->opts.dtype != TW_BF16 || (!m->kv.bytes && !m->rec.bytes))
         return false;
-    if (c->norm_off != 0 || c->post_norms || c->embed_scale != 0)   /* the fused ops know none */
+    if (c->post_norms || c->embed_scale != 0 || m->record)      /* the fused ops know none */
         return false;
-    for (int64_t i = 0; i < c->L; i++)
-        if (!m->layer[i].mixer->block->step || !m->layer[i].ffn->block->step)
+    return needs(&n, m) && ops->fits(m->dev, &n.n);
+}
+
+/* Adapters of experts, routers and latents are beyond the fused ops. */
+bool tw_step_takes(const struct tw_model *m, const struct tw_adapter *a)
+{
+    for (int64_t i = 0; a && i < m->nmodule; i++) {
+        enum tw_slot s = m->module[i].w->def->slot;
+
+        if (a->lora[i].r && (s == TW_S_ROUTER || s == TW_S_XGATEUP || s == TW_S_XDOWN || s == TW_S_KVB))
             return false;
-    return ops->fits(m->dev, &a, k, sizeof k / sizeof *k);
+    }
+    return true;
 }
 
 /* Room for any step, so that addresses stay what they are. */
 static int reserve(struct tw_model *m, struct tw_err *err)
 {
     const struct tw_config *c = &m->cfg;
-    int64_t wide = 2 * (c->nh + c->nkv) * c->hd, cols = c->D + (wide > c->I ? wide : c->I);
+    int64_t attn = (3 * c->nh + 2 * c->nkv) * c->hd + c->nh * c->hd;
+    int64_t mla = c->mla.rq + c->nh * (c->mla.dn + c->mla.dr + c->mla.dv) + c->mla.rkv + c->mla.dr;
+    int64_t delta = 2 * c->lin.hk * c->lin.dk + 3 * c->lin.hv * c->lin.dv + 2 * c->lin.hv;
+    int64_t ffn = c->I + c->moe.shared + c->D + 8, wide = attn > mla ? attn : mla;
 
-    return tw_stack_reserve(&m->stack, (size_t)(m->ops->step->max * cols) *
-            tw_dtype_size(m->act) + 4096, err);
+    wide = wide > delta ? wide : delta;
+    wide = c->D + (wide > ffn ? wide : ffn);
+    return tw_stack_reserve(&m->stack, (size_t)(m->ops->step->max * wide) *
+            tw_dtype_size(m->act) + 8192, err);
 }
 
 /* The adapters of the sequences, each once, and their modules. */
@@ -115,8 +179,10 @@ int tw_step_run(struct tw_model *m, const struct tw_seq *seq, int64_t n, struct 
     int32_t *id = tw_arena_alloc(&a, (size_t)n * sizeof *id);
     int32_t *pos = tw_arena_alloc(&a, (size_t)n * sizeof *pos);
     void *const **block = tw_arena_alloc(&a, (size_t)n * sizeof *block);
+    void **rec = tw_arena_alloc(&a, (size_t)n * sizeof *rec);
+    void **mark = tw_arena_alloc(&a, (size_t)n * sizeof *mark);
     struct tw_step st = { .n = n, .id = id, .pos = pos, .block = block, .choice = choice,
-        .allowed = allowed };
+        .allowed = allowed, .norm_off = (float)m->cfg.norm_off };
     const void *key[6];
     int64_t end = 0, rows;
     int ret = -1;
@@ -125,8 +191,13 @@ int tw_step_run(struct tw_model *m, const struct tw_seq *seq, int64_t n, struct 
         id[i] = seq[i].token[0];
         pos[i] = (int32_t)seq[i].state->n;
         block[i] = seq[i].state->mem;
+        tw_state_rec(seq[i].state, &rec[i], &mark[i]);
         if (pos[i] >= end)
             end = pos[i] + 1;
+    }
+    if (m->rec.bytes) {
+        st.rec = rec;
+        st.mark = mark;
     }
     adapters(&st, m, seq, &a);
     if (!tw_model_rope(m, end, err) && !reserve(m, err)) {

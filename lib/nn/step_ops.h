@@ -5,6 +5,8 @@
  * then logits go to the host. */
 #ifndef TW_STEP_OPS_H
 #define TW_STEP_OPS_H
+#include "nn/delta_ops.h"
+#include "nn/moe_ops.h"
 #include "nn/tensor.h"
 #include <stdbool.h>
 
@@ -38,6 +40,9 @@ struct tw_step {
     int64_t n;                  /* sequences */
     const int32_t *id, *pos;    /* (host) [n] each one's new token, and its position */
     void *const *const *block;  /* (host) [n] each one's blocks of keys and values */
+    void *const *rec, *const *mark;     /* (host) [n] each one's recurrent state, and where that is to be
+                                 * copied after this token, or NULL; NULL, both: there is none */
+    float norm_off;             /* added to the weights of all norms but gated ones and latents' */
     const int32_t *slot;        /* (host) [n] its adapter's row in lora; -1: none */
     const struct tw_step_lora *lora;    /* (host) [nslot, nmodule] */
     int64_t nslot, nmodule, max_r;      /* nslot 0: no adapters */
@@ -63,6 +68,36 @@ struct tw_step_attn {
     const float *cos, *sin;     /* (dev) as in struct tw_rope */
     int64_t rot;
     bool interleaved;
+    bool gated;                 /* behind every head of q stands a gate of what attention gives */
+};
+
+/* Experts: x += what the router's choice gives. gate_up holds E matrices [2 I, D], down E of [D, I]. */
+struct tw_step_moe {
+    struct tw_route r;
+    const struct tw_mat *router, *gate_up, *down;
+    int act;
+};
+
+/* Attention over latents, as in mla_ops.h; kvb is kv_b without adapters. */
+struct tw_step_mla {
+    int64_t nh, dn, dr, dv, rkv;
+    float scale;
+    size_t offset;              /* of the layer's part of a block */
+    const float *norm;          /* (dev) [rkv] of latents */
+    float eps;
+    const struct tw_mat *kvb;
+    const float *cos, *sin;     /* (dev) as in struct tw_rope, of dr components */
+    bool interleaved;
+};
+
+/* What a model asks for; NULL: it has none of that. */
+struct tw_step_need {
+    const struct tw_step_attn *attn;
+    const struct tw_step_moe *moe;
+    const struct tw_step_mla *mla;
+    const struct tw_delta *delta;
+    const int64_t *k;           /* widths of products */
+    int64_t nk;
 };
 
 /* A step rounds to BF16 where a pass does: the residual stream; a row that was normalised; q, k, v and
@@ -74,9 +109,8 @@ struct tw_step_attn {
  * of no meaning. norm: products of rmsnorm(x) with these weights and eps; NULL: of x itself. */
 struct tw_step_ops {
     int64_t max;                /* sequences of a step */
-    /* Whether steps of such a model can be made: products of width K each, attention as A. */
-    bool (*fits)(const struct tw_dev *d, const struct tw_step_attn *a, const int64_t *k,
-            int64_t nk);
+    /* Whether steps of such a model can be made. */
+    bool (*fits)(const struct tw_dev *d, const struct tw_step_need *n);
     /* Takes the input. 0: the whole step has been replayed and its choices are filled; else the
      * rows that its tensors must have. -1: it failed (sync() says why). */
     int64_t (*begin)(struct tw_dev *d, const struct tw_step *s);
@@ -91,6 +125,18 @@ struct tw_step_ops {
     /* Norm and rotation of q and k, which stand side by side with v; stores k and v; attention. */
     void (*attn)(struct tw_dev *d, struct tw_tensor *o, const struct tw_tensor *qkv,
             const struct tw_step_attn *a);
+    /* x += w_k times the k-th chosen expert of rmsnorm(x), and shared (NULL: none) times sigmoid of gate
+     * [T, 1] (NULL: 1). */
+    void (*moe)(struct tw_dev *d, struct tw_tensor *x, const float *norm, float eps,
+            const struct tw_step_moe *m, const struct tw_tensor *shared,
+            const struct tw_tensor *gate);
+    /* q [T, nh * (dn + dr)] and lat [T, rkv + dr] as the products give them: norm and rotation, the new
+     * latent's place in the decode state, attention; o [T, nh * dv]. */
+    void (*mla)(struct tw_dev *d, struct tw_tensor *o, const struct tw_tensor *q,
+            const struct tw_tensor *lat, const struct tw_step_mla *a);
+    /* tw_delta_ops.step() of the input's recurrent states (s->seq is not looked at). */
+    void (*delta)(struct tw_dev *d, struct tw_tensor *y, const struct tw_delta_step *in,
+            const struct tw_delta *s);
     /* Logits, and the choices of this step's input. */
     void (*choose)(struct tw_dev *d, const struct tw_tensor *x, const float *norm, float eps,
             const struct tw_mat *w);

@@ -143,6 +143,7 @@ struct tw_var *tw_t_delta_step(struct tw_tape *t, const struct tw_layer *l, stru
  * what they give go into OUT. */
 void tw_t_moe(struct tw_tape *t, const struct tw_layer *l, struct tw_var *n, struct tw_var *x,
         struct tw_var *out);
+struct tw_route tw_route_of(const struct tw_layer *l);
 
 /* Makes what the open segment did not keep; before tw_tape_back(). */
 void tw_tape_redo(struct tw_tape *t);

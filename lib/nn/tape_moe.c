@@ -56,7 +56,7 @@ static struct tw_dispatch dispatch_new(struct tw_tape *t, const struct tw_layer 
     return s;
 }
 
-static struct tw_route route_of(const struct tw_layer *l)
+struct tw_route tw_route_of(const struct tw_layer *l)
 {
     const struct tw_moe_conf *c = &l->m->cfg.moe;
 
@@ -87,7 +87,7 @@ static struct routed *route(struct tw_tape *t, const struct tw_layer *l, struct 
     struct tw_op *op;
 
     q->s = dispatch_new(t, l);
-    q->r = route_of(l);
+    q->r = tw_route_of(l);
     q->prob = tw_stack_tensor(t->st, TW_F32, q->s.T, q->s.E);
     t->ops->moe->logits(t->dev, &q->prob, &x->v, &w->w);
     if (c.nrun) {

@@ -117,7 +117,8 @@ int main(int argc, char **argv)
                 " ..\n");
         return 2;
     }
-    struct tw_model_opts mo = { .dtype = TW_BF16, .init_random = true, .config_json = argv[2],
+    struct tw_model_opts mo = { .dtype = TW_BF16, .init_random = true,
+        .config_json = argv[2],
         .seed = 1 };
     b.prompt = strtoll(argv[3], NULL, 10);
     b.more = strtoll(argv[4], NULL, 10);

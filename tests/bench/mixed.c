@@ -170,12 +170,14 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: mixed DEVICE CONFIG.json K SEQUENCES TOKENS RUNS\n");
         return 2;
     }
-    struct tw_model_opts mo = { .dtype = TW_BF16, .init_random = true, .config_json = argv[2], .seed = 1 };
+    struct tw_model_opts mo = { .dtype = TW_BF16, .init_random = true,
+        .config_json = argv[2], .seed = 1 };
     int k = (int)strtol(argv[3], NULL, 10), runs = (int)strtol(argv[6], NULL, 10);
     k = k < 1 ? 1 : k > MOST ? MOST : k;
     runs = runs < 1 ? 1 : runs > 32 ? 32 : runs;
     b.n = strtoll(argv[4], NULL, 10);
     b.T = strtoll(argv[5], NULL, 10);
+    mo.lora_room = 16 * k;      /* as tw-train has it */
     b.dev = tw_dev_open(argv[1], 0, &err);
     b.m = b.dev ? tw_model_open(NULL, b.dev, &mo, &err) : NULL;
     for (int i = 0; b.m && i < k; i++)

@@ -1,0 +1,366 @@
+/* step_mla.cu - attention over latents in a decode step, in three kernels: the keys' half of kv_b goes
+ * to the queries, while the new latent is normalised, rotated and stored; heads, sixteen at a time,
+ * meet a split of the latents on tensor cores; the splits are joined and the values' half is applied.
+ * Weights are fetched before the kernel that makes the tokens has ended. */
+#include "attn.cuh"
+#include "step.cuh"
+
+enum { TOK = 4, COLS = 64, ROWS = 32 };         /* tokens, columns of c, rows of V of a block */
+enum { KEYS = 64, MOST = 512, MOST_DR = 64, PAD = 8, SPLITS = 16 };
+
+struct mla_arg {
+    struct step_view v;
+    const bf16 *q, *lat, *w;
+    const float *norm, *cos, *sin;
+    bf16 *o, *g;                /* g [T, nh, rkv + dr] */
+    float *part, *stat;         /* [T, nh, splits, rkv], [.., 2] */
+    int64_t ldq, ldl, ldw, ldo;
+    size_t offset;
+    float eps, scale;
+    int32_t T, nh, dn, dr, dv, rkv, pairs, splits, keys;        /* keys: of a split */
+};
+
+
+/* dr components at X, rotated, to TO; by threads FIRST.. of a block. */
+static __device__ __forceinline__ void rotate(const mla_arg &a, bf16 *to, const bf16 *x, int pos, int i)
+{
+    const int half = a.dr / 2, p = a.pairs ? 2 * i : i, q = a.pairs ? 2 * i + 1 : i + half;
+
+    if (i >= half)
+        return;
+    float c = a.cos[(int64_t)pos * half + i], s = a.sin[(int64_t)pos * half + i];
+    float x0 = __bfloat162float(x[p]), x1 = __bfloat162float(x[q]);
+
+    to[p] = __float2bfloat16_rn(x0 * c - x1 * s);
+    to[q] = __float2bfloat16_rn(x1 * c + x0 * s);
+}
+
+/* The new latent of a token into its place. */
+static __device__ __forceinline__ void store(const mla_arg &a, int t, int pos)
+{
+    const bf16 *x = a.lat + t * a.ldl;
+    bf16 *to = (bf16 *)(a.v.blk[(int64_t)t * a.v.maxb + pos / TW_KV_BLOCK] + a.offset) +
+        (int64_t)(pos % TW_KV_BLOCK) * (a.rkv + a.dr);
+    float sq = 0;
+
+    for (int c = threadIdx.x; c < a.rkv; c += blockDim.x)
+        sq = fmaf(ld1(x + c), ld1(x + c), sq);
+    sq = 1 / sqrtf(block_sum(sq) / (float)a.rkv + a.eps);
+    for (int c = threadIdx.x; c < a.rkv; c += blockDim.x)
+        to[c] = __float2bfloat16_rn(ld1(x + c) * sq * a.norm[c]);
+    rotate(a, to + a.rkv, x + a.rkv, pos, threadIdx.x);
+}
+
+/* COLS columns of g of a head for TOK tokens; a thread has eight columns of every 32nd row of K_h.
+ * Blocks behind the last head store latents. */
+static __global__ void __launch_bounds__(256) query_k(const __grid_constant__ mla_arg a)
+{
+    __shared__ float q[TOK][256], sum[8][TOK][COLS];
+    const int h = blockIdx.x, c0 = blockIdx.y * COLS, t0 = blockIdx.z * TOK, n = min((int)TOK, a.T - t0);
+    const int x = threadIdx.x, col = x % 8 * 8, row = x / 8, dq = a.dn + a.dr, dk = a.rkv + a.dr;
+    const bool own = h == a.nh;
+    uint4 w[8];
+
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if (!own && row + i * 32 < a.dn)
+            w[i] = *(const uint4 *)(a.w + ((int64_t)h * (a.dn + a.dv) + row + i * 32) * a.ldw + c0 + col);
+    step_wait();
+    if (own) {
+        for (int t = t0; t < t0 + n && !blockIdx.y; t++)
+            if (a.v.pos[t] >= 0)
+                store(a, t, a.v.pos[t]);
+        return;
+    }
+    for (int i = x; i < TOK * a.dn; i += 256)
+        q[i / a.dn][i % a.dn] = i / a.dn < n ? ld1(a.q + (t0 + i / a.dn) * a.ldq + h * dq + i % a.dn) : 0;
+    if (!blockIdx.y && x / 32 < n && a.v.pos[t0 + x / 32] >= 0) {
+        int t = t0 + x / 32;
+
+        rotate(a, a.g + ((int64_t)t * a.nh + h) * dk + a.rkv, a.q + t * a.ldq + h * dq + a.dn,
+               a.v.pos[t], x % 32);
+    }
+    __syncthreads();
+    float acc[TOK][8] = {};
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if (row + i * 32 < a.dn) {
+            uint32_t u[4] = { w[i].x, w[i].y, w[i].z, w[i].w };
+
+#pragma unroll
+            for (int t = 0; t < TOK; t++) {
+                float y = q[t][row + i * 32];
+
+#pragma unroll
+                for (int j = 0; j < 8; j++)
+                    acc[t][j] = fmaf(y, __uint_as_float(j % 2 ? u[j / 2] & 0xffff0000u : u[j / 2] << 16),
+                                     acc[t][j]);
+            }
+        }
+    /* The four rows of a warp, then the eight warps. */
+#pragma unroll
+    for (int t = 0; t < TOK; t++)
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            acc[t][j] += __shfl_xor_sync(~0u, acc[t][j], 8);
+            acc[t][j] += __shfl_xor_sync(~0u, acc[t][j], 16);
+            if (x % 32 < 8)
+                sum[x / 32][t][col + j] = acc[t][j];
+        }
+    __syncthreads();
+    for (int i = x; i < n * COLS; i += 256) {
+        float y = 0;
+
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+            y += sum[k][i / COLS][i % COLS];
+        a.g[((int64_t)(t0 + i / COLS) * a.nh + h) * dk + c0 + i % COLS] = __float2bfloat16_rn(y);
+    }
+}
+
+/* What the warps of latents_k share beside its tiles. */
+struct lat_shared {
+    float top[4][16], sum[4][16];
+};
+
+/* A split's sum of latents for 16 heads of a token: four warps, 16 keys of a tile of KEYS each for the
+ * scores, a quarter of the columns for the sums. Shared memory: g, a tile, weights. */
+static __global__ void __launch_bounds__(128) latents_k(const __grid_constant__ mla_arg a)
+{
+    extern __shared__ __align__(16) char smem[];
+    __shared__ lat_shared m;
+    const int t = blockIdx.y, h0 = blockIdx.z * 16, pos = a.v.pos[t], dk = a.rkv + a.dr, ld = dk + PAD;
+    const int j0 = blockIdx.x * a.keys, j1 = min(pos + 1, j0 + a.keys);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, per = a.rkv / 4;
+    bf16 *g = (bf16 *)smem, *tile = g + 16 * ld, *p = tile + KEYS * ld;
+    float u[MOST / 32][4] = {}, top[2] = { -INFINITY, -INFINITY }, all[2] = {};
+
+    step_wait();
+    if (j0 >= j1)
+        return;
+    for (int i = threadIdx.x; i < 16 * (dk / 8); i += 128) {
+        int r = i / (dk / 8), c = i % (dk / 8) * 8;
+
+        cp16(smem_at(g + r * ld + c), a.g + ((int64_t)t * a.nh + min(h0 + r, a.nh - 1)) * dk + c, true);
+    }
+    for (int j = j0; j < j1; j += KEYS) {
+        float s[2][4] = {};
+
+        for (int i = threadIdx.x; i < KEYS * (dk / 8); i += 128) {
+            int r = i / (dk / 8), c = i % (dk / 8) * 8, k = j + r;
+            bool used = k < j1;
+            const char *from = a.v.blk[(int64_t)t * a.v.maxb + (used ? k : j) / TW_KV_BLOCK] + a.offset;
+
+            cp16(smem_at(tile + r * ld + c), (const bf16 *)from + (int64_t)(k % TW_KV_BLOCK) * dk + c, used);
+        }
+        cp_commit();
+        cp_wait<0>();
+        __syncthreads();
+        for (int k = 0; k < dk; k += 16) {
+            uint32_t fa[4], fb[4];
+
+            ldsm<false>(fa, smem_at(g + (lane & 15) * ld + k + (lane >> 4) * 8));
+            ldsm<false>(fb, smem_at(tile + (warp * 16 + (lane >> 4) * 8 + (lane & 7)) * ld + k +
+                                    (lane >> 3 & 1) * 8));
+            mma(s[0], fa, fb[0], fb[1]);
+            mma(s[1], fa, fb[2], fb[3]);
+        }
+        /* Largest scores of rows lane / 4 and that + 8: of this warp's keys, then of all. */
+        float f[2], most[2] = { -INFINITY, -INFINITY };
+
+#pragma unroll
+        for (int n = 0; n < 2; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                bool used = j + warp * 16 + n * 8 + (lane & 3) * 2 + i % 2 < j1;
+
+                s[n][i] = used ? s[n][i] * (a.scale * 1.44269504f) : -INFINITY;
+                most[i / 2] = fmaxf(most[i / 2], s[n][i]);
+            }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            most[i] = fmaxf(most[i], __shfl_xor_sync(~0u, most[i], 1));
+            most[i] = fmaxf(most[i], __shfl_xor_sync(~0u, most[i], 2));
+            if (!(lane & 3))
+                m.top[warp][lane / 4 + i * 8] = most[i];
+        }
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            float b = top[i], now = 0;
+
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                b = fmaxf(b, m.top[k][lane / 4 + i * 8]);
+            f[i] = ex2(top[i] - b);
+            top[i] = b;
+#pragma unroll
+            for (int n = 0; n < 2; n++) {
+                float y = ex2(s[n][2 * i] - b), z = ex2(s[n][2 * i + 1] - b);
+
+                now += y + z;
+                *(uint32_t *)(p + (lane / 4 + i * 8) * (KEYS + PAD) + warp * 16 + n * 8 + (lane & 3) * 2) =
+                    pack2(y, z);
+            }
+            now += __shfl_xor_sync(~0u, now, 1);
+            now += __shfl_xor_sync(~0u, now, 2);
+            all[i] = all[i] * f[i] + now;       /* of this warp's keys */
+        }
+        __syncthreads();
+#pragma unroll
+        for (int n = 0; n < MOST / 32; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                u[n][i] *= f[i / 2];
+#pragma unroll
+        for (int k = 0; k < KEYS; k += 16) {
+            uint32_t fa[4], fb[4];
+
+            ldsm<false>(fa, smem_at(p + (lane & 15) * (KEYS + PAD) + k + (lane >> 4) * 8));
+#pragma unroll
+            for (int n = 0; n < MOST / 32; n += 2) {
+                if (n * 8 >= per)
+                    break;
+                ldsm<true>(fb, smem_at(tile + (k + (lane & 15)) * ld + warp * per + n * 8 + (lane >> 4) * 8));
+                mma(u[n], fa, fb[0], fb[1]);
+                mma(u[n + 1], fa, fb[2], fb[3]);
+            }
+        }
+        __syncthreads();        /* the next tile takes its place */
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        if (!(lane & 3))
+            m.sum[warp][lane / 4 + i * 8] = all[i];
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int h = h0 + lane / 4 + i * 8;
+        int64_t at = ((int64_t)t * a.nh + h) * a.splits + blockIdx.x;
+
+        if (h >= a.nh)
+            continue;
+#pragma unroll
+        for (int n = 0; n < MOST / 32; n++)
+            if (n * 8 < per)
+                *(float2 *)(a.part + at * a.rkv + warp * per + n * 8 + (lane & 3) * 2) =
+                    make_float2(u[n][2 * i], u[n][2 * i + 1]);
+        if (!warp && !(lane & 3)) {
+            float sum = 0;
+
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                sum += m.sum[k][lane / 4 + i * 8];
+            a.stat[at * 2] = top[i];
+            a.stat[at * 2 + 1] = sum;
+        }
+    }
+}
+
+/* ROWS components of a head's output for TOK tokens: the splits joined in order, then a warp is four
+ * rows of V_h. */
+static __global__ void __launch_bounds__(256) values_k(const __grid_constant__ mla_arg a)
+{
+    __shared__ __align__(16) float u[TOK][MOST];
+    const int h = blockIdx.x, r0 = blockIdx.y * ROWS, t0 = blockIdx.z * TOK, n = min((int)TOK, a.T - t0);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    uint4 w[4][2];
+
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+        for (int k = 0; k < 2; k++)
+            if (r0 + warp * 4 + i < a.dv && (k * 32 + lane) * 8 < a.rkv)
+                w[i][k] = *(const uint4 *)(a.w + ((int64_t)h * (a.dn + a.dv) + a.dn + r0 + warp * 4 + i) *
+                                           a.ldw + (k * 32 + lane) * 8);
+    step_wait();
+    for (int t = 0; t < n; t++) {
+        int pos = a.v.pos[t0 + t], ns = pos < 0 ? 0 : pos / a.keys + 1;
+        int64_t at = ((int64_t)(t0 + t) * a.nh + h) * a.splits;
+        float top = -INFINITY, sum = 0;
+
+        for (int i = 0; i < ns; i++)
+            top = fmaxf(top, a.stat[(at + i) * 2]);
+        for (int i = 0; i < ns; i++)
+            sum = fmaf(a.stat[(at + i) * 2 + 1], ex2(a.stat[(at + i) * 2] - top), sum);
+        for (int c = threadIdx.x; c < a.rkv; c += 256) {
+            float y = 0;
+
+            for (int i = 0; i < ns; i++)
+                y = fmaf(ex2(a.stat[(at + i) * 2] - top), a.part[(at + i) * a.rkv + c], y);
+            u[t][c] = ns ? y / sum : 0;
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int r = r0 + warp * 4 + i;
+
+        if (r >= a.dv)
+            break;
+        for (int t = 0; t < n; t++) {
+            float y = 0;
+
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                const float *x = &u[t][(k * 32 + lane) * 8];
+                uint32_t b[4] = { w[i][k].x, w[i][k].y, w[i][k].z, w[i][k].w };
+
+                if ((k * 32 + lane) * 8 < a.rkv)
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        y = fmaf(x[2 * j], __uint_as_float(b[j] << 16), y);
+                        y = fmaf(x[2 * j + 1], __uint_as_float(b[j] & 0xffff0000u), y);
+                    }
+            }
+            y = warp_sum(y);
+            if (!lane)
+                a.o[(t0 + t) * a.ldo + h * a.dv + r] = __float2bfloat16_rn(y);
+        }
+    }
+}
+
+bool cu_step_mla_fits(const struct tw_step_mla *a)
+{
+    return a->rkv <= MOST && a->rkv % 64 == 0 && a->dn <= 256 && a->dr <= MOST_DR && a->dr % 16 == 0 &&
+            a->kvb->dtype == TW_BF16 && cu_ld(a->kvb) % 8 == 0;
+}
+
+void cu_step_mla(struct tw_dev *dev, struct tw_tensor *o, const struct tw_tensor *q,
+        const struct tw_tensor *lat, const struct tw_step_mla *m)
+{
+    struct cu_dev *d = cu(dev);
+    struct mla_arg a = {};
+    size_t rows = (size_t)(q->rows * m->nh), dk = (size_t)(m->rkv + m->dr), smem;
+    int64_t tiles;
+    char *p;
+
+    a.v = *cu_step_view(d);
+    tiles = cu_div((int64_t)a.v.maxb * TW_KV_BLOCK, KEYS);
+    a.keys = (int32_t)(cu_div(tiles, SPLITS) * KEYS);
+    a.splits = (int32_t)cu_div((int64_t)a.v.maxb * TW_KV_BLOCK, a.keys);
+    p = (char *)cu_step_buf(d, STEP_MLA, rows * (dk * 2 + (size_t)a.splits * (size_t)(m->rkv + 2) * 4));
+    if (!p)
+        return;
+    a.part = (float *)p;
+    a.stat = a.part + rows * (size_t)(a.splits * m->rkv);
+    a.g = (bf16 *)(a.stat + rows * (size_t)a.splits * 2);
+    a.q = (const bf16 *)q->data, a.ldq = q->ld;
+    a.lat = (const bf16 *)lat->data, a.ldl = lat->ld;
+    a.w = (const bf16 *)m->kvb->data, a.ldw = cu_ld(m->kvb);
+    a.o = (bf16 *)o->data, a.ldo = o->ld;
+    a.norm = m->norm, a.eps = m->eps, a.scale = m->scale, a.offset = m->offset;
+    a.cos = m->cos, a.sin = m->sin, a.pairs = m->interleaved;
+    a.T = (int32_t)q->rows, a.nh = (int32_t)m->nh, a.dn = (int32_t)m->dn, a.dr = (int32_t)m->dr;
+    a.dv = (int32_t)m->dv, a.rkv = (int32_t)m->rkv;
+    unsigned toks = (unsigned)cu_div(a.T, TOK);
+
+    step_launch(d, query_k, dim3((unsigned)a.nh + 1, (unsigned)(a.rkv / COLS), toks), 256, 0, 1, a);
+    smem = ((16 + KEYS) * (dk + PAD) + 16 * (KEYS + PAD)) * 2;
+    CU_TRY(d, cudaFuncSetAttribute((const void *)latents_k, cudaFuncAttributeMaxDynamicSharedMemorySize,
+            (int)smem));
+    step_launch(d, latents_k, dim3((unsigned)a.splits, (unsigned)a.T, (unsigned)cu_div(a.nh, 16)), 128,
+            smem, 1, a);
+    step_launch(d, values_k, dim3((unsigned)a.nh, (unsigned)cu_div(a.dv, ROWS), toks), 256, 0, 1, a);
+    CU_DONE(d, "attention over latents of a step");
+}
