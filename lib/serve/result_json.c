@@ -135,9 +135,10 @@ static int topk(struct tw_jw *w, struct tw_str msg)
     return 0;
 }
 
-static void sequence(struct tw_jw *w, struct tw_str q)
+static int sequence(struct tw_jw *w, struct tw_str q)
 {
     struct tw_str token = field(q, 2).s, top = field(q, 4).s;
+    int r = 0;
 
     tw_jw_obj(w);
     tw_jw_key(w, "stop_reason");
@@ -151,9 +152,10 @@ static void sequence(struct tw_jw *w, struct tw_str q)
     floats(w, field(q, 3).s);
     if (top.n) {
         tw_jw_key(w, "topk_sampled_logprobs");
-        topk(w, top);
+        r = topk(w, top);
     }
     tw_jw_obj_end(w);
+    return r;
 }
 
 static int sample_json(struct tw_jw *w, struct tw_str proto)
@@ -169,7 +171,7 @@ static int sample_json(struct tw_jw *w, struct tw_str proto)
     tw_jw_arr(w);
     for (m = tw_pb(proto); (got = tw_pb_next(&m, &f)) > 0;)
         if (f.no == 1)
-            sequence(w, f.s);
+            wrong |= sequence(w, f.s);
     tw_jw_arr_end(w);
     for (m = tw_pb(proto); tw_pb_next(&m, &f) > 0;) {
         if (f.no == 2) {
