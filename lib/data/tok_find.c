@@ -1,6 +1,5 @@
 /* tok_find.c - patterns of tokenizer.json: the well-known ones go to a matcher written by hand, the
- * others to PCRE2. They are written for Oniguruma (Ruby syntax, Unicode); where the two engines
- * read the same text differently the pattern is rewritten, or refused by name. */
+ * others to PCRE2, rewritten (tok_regex.c). */
 #include "tok_priv.h"
 #include <stdlib.h>
 
@@ -30,104 +29,6 @@ static const struct {
     { "\\s+$", { .kind = TOK_FIND_LINE_END } },
 };
 
-/* Escapes that mean the same to both engines; \s, \S and \w get a spelling of their own, because
- * PCRE2's are other sets of characters. */
-static const char same[] = "pPdDrntfeaAzZxk0123456789-[]{}()*+?.,\\/^$|#&~`'\"!%:;<=>@_ ";
-
-#define WORD "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}"
-#define LATIN_NUMBERS "\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}"       /* words to Oniguruma, but not in a class */
-
-/* \p{Han}: to PCRE2 also what several scripts share, unless it is told that the script alone is meant.
- * False: NAME is no script. */
-static bool script(struct tw_buf *out, bool negated, struct tw_str name)
-{
-    struct tw_buf b = {0};
-    int code;
-    PCRE2_SIZE at;
-    pcre2_code *re;
-
-    if (name.n && *name.p == '^') {
-        negated = !negated;
-        name.p++;
-        name.n--;
-    }
-    if (name.n < 3 || name.n > 32)              /* a category */
-        return false;
-    tw_buf_printf(&b, "\\%c{sc:%.*s}", negated ? 'P' : 'p', (int)name.n, name.p);
-    re = pcre2_compile((PCRE2_SPTR)b.p, b.n, PCRE2_UTF | PCRE2_UCP, &code, &at, NULL);
-    if (re)
-        tw_buf_add(out, b.p, b.n);
-    pcre2_code_free(re);
-    tw_buf_free(&b);
-    return re != NULL;
-}
-
-/* Writes the escape at P for PCRE2 and returns its length; 0: not supported. */
-static size_t escape(struct tw_buf *out, struct tw_str p, bool in_class)
-{
-    char c = p.p[1];
-    const char *end;
-
-    if (c == 's' || c == 'S') {
-        tw_buf_puts(out, c == 's' ? "\\p{White_Space}" : "\\P{White_Space}");
-        return 2;
-    }
-    if (c == 'w') {
-        tw_buf_puts(out, in_class ? WORD : "[" WORD LATIN_NUMBERS "]");
-        return 2;
-    }
-    if (!c || !strchr(same, c))
-        return 0;
-    if (strchr("pPx", c) && p.n > 2 && p.p[2] == '{' && (end = memchr(p.p, '}', p.n))) {
-        if (c != 'x' && script(out, c == 'P', (struct tw_str){ p.p + 3, (size_t)(end - p.p) - 3 }))
-            return (size_t)(end - p.p) + 1;
-        tw_buf_add(out, p.p, (size_t)(end - p.p) + 1);
-        return (size_t)(end - p.p) + 1;
-    }
-    tw_buf_add(out, p.p, 2);
-    return 2;
-}
-
-/* How many characters at P (not an escape) are something the engines read differently: a class in a
- * class, {n,m}+ (possessive here, repeated there), options that reach over alternatives. */
-static size_t differs(struct tw_str p, bool in_class, bool first)
-{
-    if (in_class)
-        return p.n > 1 && (!memcmp(p.p, "&&", 2) || *p.p == '[') ? 2 : 0;
-    if (p.n > 1 && !memcmp(p.p, "}+", 2))
-        return 2;
-    if (p.n < 4 || memcmp(p.p, "(?", 2) || strchr(":=!<>", p.p[2]))
-        return 0;
-    return p.p[2] == 'i' && (p.p[3] == ':' || (p.p[3] == ')' && first)) ? 0 : 3;
-}
-
-/* Rewrites PATTERN for PCRE2. */
-static int translate(struct tw_buf *out, struct tw_str pat, struct tw_err *err)
-{
-    bool in_class = false;
-    size_t k;
-
-    for (size_t i = 0; i < pat.n; i += k) {
-        struct tw_str rest = { pat.p + i, pat.n - i };
-
-        k = 1;
-        if (rest.n > 1 && *rest.p == '\\') {
-            k = escape(out, rest, in_class);
-            if (!k)
-                return tw_fail(err, NULL, 0, "unsupported escape \\%c in the pattern %.*s",
-                        rest.p[1], (int)pat.n, pat.p);
-            continue;
-        }
-        if (differs(rest, in_class, !i))
-            return tw_fail(err, NULL, 0, "unsupported \"%.*s\" in the pattern %.*s",
-                    (int)differs(rest, in_class, !i), rest.p, (int)pat.n, pat.p);
-        if (*rest.p == '[' || *rest.p == ']')
-            in_class = *rest.p == '[';
-        tw_buf_putc(out, *rest.p);
-    }
-    return 0;
-}
-
 static int compile(struct tok_find *f, struct tw_str pattern, struct tw_err *err)
 {
     struct tw_buf b = {0};
@@ -136,7 +37,7 @@ static int compile(struct tok_find *f, struct tw_str pattern, struct tw_err *err
     int code;
     pcre2_compile_context *ctx;
 
-    if (translate(&b, pattern, err)) {
+    if (tok_regex(&b, pattern, err)) {
         tw_buf_free(&b);
         return -1;
     }

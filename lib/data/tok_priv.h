@@ -218,6 +218,11 @@ struct tok_find {
     pcre2_code *re;
 };
 struct tok_enc;
+/* The pattern as PCRE2 is to have it; what we do not support fails (tok_regex.c). */
+int tok_regex(struct tw_buf *out, struct tw_str pattern, struct tw_err *err);
+/* The set \p{NAME}, or \P{NAME}, for a class: IN gets what can stand inside, ALT further classes, a '|'
+ * before each. False: a property that we do not know (tok_prop.c). */
+bool tok_prop(struct tw_buf *in, struct tw_buf *alt, bool negated, struct tw_str name);
 /* PATTERN in the syntax of tokenizer.json ({"Regex": ..}); what we do not support fails. ONLY_RE:
  * do not use a matcher written by hand (tests compare the two). */
 int tok_find_regex(struct tok_find *f, struct tw_str pattern, bool only_re, struct tw_err *err);

@@ -18,6 +18,7 @@ static void reference_answers(void)
     CHECK_INT(test_golden_tok("tests/data/tokenizers-lead", &bad), 3);
     CHECK_INT(test_golden_tok("tests/data/tokenizers-mix", &bad), 6);
     CHECK_INT(test_golden_tok("tests/data/tokenizers-unicode", &bad), 5);
+    CHECK_INT(test_golden_tok("tests/data/tokenizers-props", &bad), 7);
     CHECK_INT(bad, 0);
 }
 
@@ -283,6 +284,9 @@ static void pieces_that_span_a_space(void)
     tw_ids_free(&ids);
 }
 
+#define SPLIT(regex) "{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"" regex "\"}," \
+        "\"behavior\":\"Isolated\",\"invert\":false}," MODEL(ABC, "") "}"
+
 /* What a bad file is refused with. */
 static void refused(void)
 {
@@ -314,6 +318,11 @@ static void refused(void)
         { "{\"decoder\":{\"type\":\"CTC\"}," MODEL(ABC, "") "}", "unsupported decoder CTC" },
         { "{\"added_tokens\":[{\"id\":7,\"content\":\"a\"}]," MODEL(ABC, "") "}",
             "added token \"a\" has id 7, which contradicts the vocabulary" },
+        { SPLIT("a\\\\p{Grapheme_Base}+"), "unsupported escape \\p{Grapheme_Base} in the pattern" },
+        { SPLIT("\\\\P{Unknown}"), "unsupported escape \\P{Unknown} in" },
+        { SPLIT("\\\\pL"), "unsupported escape \\p in" },
+        { SPLIT("\\\\W"), "unsupported escape \\W in" },
+        { SPLIT("[a"), "a class without its ] in the pattern [a" },
         { "[]", "expected '{'" },
         { "", "expected '{'" },
     };
