@@ -130,6 +130,34 @@ fresh, got = run(\"fresh\", [rows[:1]], 2, [\"clip_grad_norm\", \"step\"])
 assert got[0] == {\"result\": \"None\"} and max(map(abs, [x for k in fresh if \"lora_B\" in k for r in fresh[k] for x in r])) == 0
 "
 '
+test_case 'steps of tenants that meet are one update, and each gets what it gets alone' '
+	serve_start --state st
+	native "
+row = lambda i, s: [feature([(i * 31 + s * 17 + k * 7 + k * k) % 1500 + 3 for k in range(12 + i)], 2)]
+def train(i, name, steps=12):
+    c = Native(key=\"tml-%s\" % name)
+    a = c.adapter(\"a\", rank=4)
+    if i == 3:
+        a.ok(\"set_optimizer\", optimizer_cls=\"SGD\", lr=0.1, weight_decay=0)
+    else:
+        a.adamw(1e-3 * (i + 1), weight_decay=0.01 * i)
+        a.ok(\"set_lr_scheduler\", scheduler_cls=\"LinearLR\")
+    for s in range(steps):
+        a.fb(row(i, s))
+        for verb in (\"clip_grad_and_step\",) if i % 2 else (\"step\", \"zero_grad\", \"lr_step\"):
+            a.ok(verb)
+    return a.ok(\"get_state_dict\")[\"result\"]
+alone = [train(i, \"one%d\" % i) for i in range(6)]
+passes = lambda: (metric(\"tw_optimizer_steps_total\"), metric(\"tw_optimizer_passes_total\"))
+assert passes() == (72, 72), passes()
+def meet(n):
+    with concurrent.futures.ThreadPoolExecutor(6) as ex:
+        assert list(ex.map(lambda i: train(i, \"all%d-%d\" % (i, n)), range(6))) == alone
+    steps, one = passes()
+    return one < steps
+assert any(meet(n) for n in range(20))
+"
+'
 test_case 'forward, calculate_loss and backward are forward_backward; forward_only scores' '
 	serve_start --state st
 	native "

@@ -190,30 +190,43 @@ static int clip(struct tw_worker *k, struct tw_pupil *p, double most, struct tw_
     return 0;
 }
 
-static int update(struct tw_worker *k, struct tw_pupil *p, const struct tw_nat_step *s, double by, double most,
-        struct tw_err *err)
+/* The update that step S asks for, of the gradient that waits. */
+static int prepare(struct tw_pupil *p, const struct tw_nat_step *s, struct tw_optim_job *j, struct tw_err *err)
 {
     struct tw_optim_opts o = { .decay = s->decay };
-    struct tw_optim_report r = { 0 };
+    bool clips = s->op == TW_NAT_CLIP_STEP;
 
-    if (!p->pending)
-        return 0;
     if (tw_optim_parse(&o, "set_optimizer", s->optim, err))
         return -1;
     tw_optim_set(p->optim, &o);
-    tw_optim_divide(p->optim, by);
-    if (tw_optim_step(p->optim, tw_nat_lr(&s->sched, s->lr, p->nat.sched), most, &r, err))
-        return -1;
+    tw_optim_divide(p->optim, clips && p->nat.count > 0 ? p->nat.count : 1);
+    *j = (struct tw_optim_job){ .o = p->optim, .lr = tw_nat_lr(&s->sched, s->lr, p->nat.sched),
+        .clip = clips ? s->max_norm : 0 };
+    return 0;
+}
+
+static void count_step(struct tw_pupil *p, struct tw_work *w)
+{
+    enum tw_nat_op op = w->optim.nat->op;
+
+    p->nat.sched += op == TW_NAT_LR || op == TW_NAT_CLIP_STEP;
+    w->result.loss = p->nat.norm;
+}
+
+int tw_nat_end(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w, const struct tw_optim_report *r,
+        struct tw_err *err)
+{
     p->pending = 0;
     p->nat.count = 0;
-    if (r.skipped)
+    if (r->skipped)
         return tw_fail(err, NULL, 0, "the gradient is not finite%s%s: it was dropped and the weights "
-                "are what they were", r.bad ? " in " : "", r.bad ? r.bad : "");
+                "are what they were", r->bad ? " in " : "", r->bad ? r->bad : "");
     p->updates = tw_optim_updates(p->optim);
     p->version++;
     k->stat.steps++;
-    if (by != 1 || most > 0)
-        p->nat.norm = r.norm;
+    if (w->optim.nat->op == TW_NAT_CLIP_STEP)
+        p->nat.norm = r->norm;
+    count_step(p, w);
     return 0;
 }
 
@@ -259,7 +272,8 @@ static int put_weights(struct tw_worker *k, struct tw_pupil *p, struct tw_buf *o
     return 0;
 }
 
-int tw_nat_do(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w, struct tw_err *err)
+int tw_nat_begin(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w, struct tw_optim_job *j,
+        struct tw_err *err)
 {
     const struct tw_nat_step *s = w->optim.nat;
     struct tw_nat_state *n = &p->nat;
@@ -290,14 +304,11 @@ int tw_nat_do(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w, struct
     tw_buf_puts(out, "null");
     if (!now)
         return 0;
-    if (s->op == TW_NAT_CLIP_STEP && update(k, p, s, n->count > 0 ? n->count : 1, s->max_norm, err))
-        return -1;
-    if (s->op == TW_NAT_STEP && update(k, p, s, 1, 0, err))
-        return -1;
+    if ((s->op == TW_NAT_CLIP_STEP || s->op == TW_NAT_STEP) && p->pending)
+        return prepare(p, s, j, err) ? -1 : 1;
     if (s->op == TW_NAT_ZERO)
         zero(k, p);
-    n->sched += s->op == TW_NAT_LR || s->op == TW_NAT_CLIP_STEP;
-    w->result.loss = n->norm;
+    count_step(p, w);
     return 0;
 }
 

@@ -88,6 +88,8 @@ struct tw_pupil;
 struct tw_work;
 struct tw_engine_sample;
 struct tw_err;
+struct tw_optim_job;
+struct tw_optim_report;
 
 /* nat_work.c, on the engine thread. What of datum I is not Tinker's. */
 void tw_nat_sample(const struct tw_work *w, int64_t i, struct tw_engine_sample *s);
@@ -95,7 +97,12 @@ void tw_nat_sample(const struct tw_work *w, int64_t i, struct tw_engine_sample *
 void tw_nat_fb_done(struct tw_pupil *p, struct tw_work *w, float *const *logp, double sum);
 /* An optim_step of Tinker's comes: its optimiser is AdamW. */
 int tw_nat_tinker(struct tw_worker *k, struct tw_pupil *p, struct tw_err *err);
-int tw_nat_do(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w, struct tw_err *err);
+/* What is asked of P's optimiser and is no update is done: 0. 1: J is the update, after which comes
+ * tw_nat_end(). -1: it failed. */
+int tw_nat_begin(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w, struct tw_optim_job *j,
+        struct tw_err *err);
+int tw_nat_end(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w, const struct tw_optim_report *r,
+        struct tw_err *err);
 /* DIR/trainer_state.json, and back: what is answered, and where c->counts the model's, too. */
 int tw_nat_save(const struct tw_pupil *p, const struct tw_nat_ckpt *c, const char *dir, struct tw_err *err);
 /* All of it as DIR/trainer/native, and back from there when it is there. */

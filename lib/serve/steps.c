@@ -33,61 +33,82 @@ static void failed(struct tw_worker *k, struct tw_pupil *p, const char *category
     tw_work_fail(k, next(p), category, err);
 }
 
+static void skipped(struct tw_worker *k, struct tw_pupil *p, const struct tw_optim_report *r)
+{
+    struct tw_err err = { 0 };
+
+    tw_fail(&err, NULL, 0, "the gradient is not finite%s%s: it was dropped and the weights are what "
+            "they were", r->bad ? " in " : "", r->bad ? r->bad : "");
+    failed(k, p, "user", &err);
+}
+
+/* The head of P's queue is done. */
+static void done(struct tw_worker *k, struct tw_pupil *p)
+{
+    struct tw_work *w = next(p);
+
+    w->result.version = p->version;
+    tw_verb_done(k, p, w);
+}
+
 /* What came of P's update. */
 static void stepped(struct tw_worker *k, struct tw_pupil *p, const struct tw_optim_report *r, double busy)
 {
     struct tw_err err = { 0 };
-    struct tw_work *w;
 
     p->head->result.busy = busy;
-    p->pending = 0;
-    if (r->skipped) {
-        tw_fail(&err, NULL, 0, "the gradient is not finite%s%s: it was dropped and the weights are what "
-                "they were", r->bad ? " in " : "", r->bad ? r->bad : "");
-        failed(k, p, "user", &err);
+    if (p->head->optim.nat) {
+        if (tw_nat_end(k, p, p->head, r, &err))
+            failed(k, p, "user", &err);
+        else
+            done(k, p);
         return;
     }
-    w = next(p);
+    p->pending = 0;
+    if (r->skipped) {
+        skipped(k, p, r);
+        return;
+    }
     p->updates = tw_optim_updates(p->optim);
     p->version++;
     k->stat.steps++;
-    w->result.version = p->version;
-    put_norm(w, r->norm);
-    tw_verb_done(k, p, w);
+    put_norm(p->head, r->norm);
+    done(k, p);
 }
 
-/* A step of the native API, which is more than an update. */
-static void native(struct tw_worker *k, struct tw_pupil *p)
+/* The update that the head of P's queue asks for into *J: 1; 0 when that was all of it. */
+static int begin(struct tw_worker *k, struct tw_pupil *p, struct tw_optim_job *j)
 {
+    const struct tw_optim_args *a = &p->head->optim;
     struct tw_err err = { 0 };
-    struct tw_work *w = p->head;
-    double t0 = tw_now();
+    int got = 1;
 
-    if (tw_pupil_wake(k, p, &err) || tw_nat_do(k, p, w, &err)) {
-        failed(k, p, err.code == TW_ENOMEM ? "server" : "user", &err);
-    } else {
-        w = next(p);
-        w->result.version = p->version;
-        tw_verb_done(k, p, w);
+    if (!a->nat && !p->pending) {       /* nothing to do, and it need not come back to memory for that */
+        put_norm(p->head, 0);
+        done(k, p);
+        return 0;
     }
-    p->who->spent[TW_TRAIN] += tw_now() - t0;
+    if (tw_pupil_wake(k, p, &err) || (got = a->nat ? tw_nat_begin(k, p, p->head, j, &err) :
+                tw_nat_tinker(k, p, &err) ? -1 : 1) < 0) {
+        failed(k, p, err.code == TW_ENOMEM ? "server" : "user", &err);
+        return 0;
+    }
+    if (!got) {
+        done(k, p);
+    } else if (!a->nat) {
+        tw_optim_set(p->optim, &a->adam);
+        *j = (struct tw_optim_job){ .o = p->optim, .lr = a->lr, .clip = a->clip };
+    }
+    return got;
 }
 
 /* N models in memory, whose gradients wait. */
-static void step(struct tw_worker *k, struct tw_pupil **in, int64_t n)
+static void step(struct tw_worker *k, struct tw_pupil **in, struct tw_optim_job *j, int64_t n)
 {
-    struct tw_optim_job *j = tw_arena_alloc(&k->arena, (size_t)n * sizeof *j);
     double t0 = tw_now(), part;
     struct tw_err err = { 0 };
-    int ret;
+    int ret = tw_optim_steps(j, n, &err);
 
-    for (int64_t i = 0; i < n; i++) {
-        const struct tw_optim_args *a = &in[i]->head->optim;
-
-        tw_optim_set(in[i]->optim, &a->adam);
-        j[i] = (struct tw_optim_job){ .o = in[i]->optim, .lr = a->lr, .clip = a->clip };
-    }
-    ret = tw_optim_steps(j, n, &err);
     k->stat.step_passes++;
     part = (tw_now() - t0) / (double)n;
     for (int64_t i = 0; i < n; i++) {
@@ -105,28 +126,19 @@ static void step(struct tw_worker *k, struct tw_pupil **in, int64_t n)
 void tw_steps(struct tw_worker *k, struct tw_pupil **cand, int64_t n)
 {
     struct tw_pupil **in = tw_arena_alloc(&k->arena, (size_t)n * sizeof *in);
+    struct tw_optim_job *j = tw_arena_alloc(&k->arena, (size_t)n * sizeof *j);
     int64_t m = 0;
 
     for (int64_t i = 0; i < n && m < k->o.max_adapters; i++) {
-        struct tw_pupil *p = cand[i];
-        struct tw_err err = { 0 };
+        struct tw_who *who = cand[i]->who;
+        double t0 = tw_now();
 
-        if (p->head->verb != TW_OPTIM_STEP || p->head->refused)
+        if (cand[i]->head->verb != TW_OPTIM_STEP || cand[i]->head->refused)
             continue;
-        if (p->head->optim.nat) {
-            native(k, p);
-        } else if (!p->pending) {              /* nothing to do, and it need not come back to memory for that */
-            struct tw_work *w = next(p);
-
-            put_norm(w, 0);
-            w->result.version = p->version;
-            tw_verb_done(k, p, w);
-        } else if (tw_pupil_wake(k, p, &err) || tw_nat_tinker(k, p, &err)) {
-            failed(k, p, err.code == TW_ENOMEM ? "server" : "user", &err);
-        } else {
-            in[m++] = p;
-        }
+        if (begin(k, cand[i], &j[m]))
+            in[m++] = cand[i];
+        who->spent[TW_TRAIN] += tw_now() - t0;
     }
     if (m)
-        step(k, in, m);
+        step(k, in, j, m);
 }

@@ -5,7 +5,7 @@ transformers).
 
 Prints tokens a second of one tenant and of eight that bring as much together; of eight that bring 64 and 512 tokens
 each, merged and in turn; of sampling over one adapter and over eight; how long a snapshot for sampling takes; and the
-memory that 64 adapters at work and 256 registered ones take. TW_BUILD is the build folder. PEER=1 adds PEFT, which
+memory that 64 adapters at work and 256 registered ones take. TW_BUILD is the build folder. PEER=1 has PEFT first, which
 trains eight adapters one after the other (needs torch, transformers and peft)."""
 import json, multiprocessing, os, statistics, subprocess, sys, tempfile, time
 
@@ -13,10 +13,16 @@ here = os.path.dirname(os.path.abspath(__file__))
 build = os.environ.get("TW_BUILD", here + "/../../../build")
 model, device = sys.argv[1], (sys.argv[2:] + ["cuda"])[0]
 VOCAB, LONG = int(os.environ.get("VOCAB", 150000)), int(os.environ.get("SEQUENCE", 2048))
+def peer(folder):
+    subprocess.run([sys.executable, here + "/serve_peer.py", model, str(LONG if os.environ.get("PEER") else 0)] + folder, check=True)
+
+
 if model.endswith(".json"):
     where = tempfile.TemporaryDirectory()
-    subprocess.run([sys.executable, here + "/serve_model.py", model, where.name], check=True)
+    peer([where.name])
     model = where.name
+elif os.environ.get("PEER"):
+    peer([])
 server = subprocess.Popen([build + "/bin/tw-serve", "-m", model, "--name", "tiny", "--listen", "127.0.0.1:0",
                            "--device", device, "--max-adapters", "64", "--max-rank", "16", "--max-model-len", str(max(LONG, 512))],
                           stdout=subprocess.PIPE, text=True)
@@ -143,5 +149,3 @@ server.terminate()
 assert server.wait() == 0
 for t in few:
     t.end.send(None)
-if os.environ.get("PEER"):
-    subprocess.run([sys.executable, here + "/serve_peer.py", model, str(LONG)], check=True)
