@@ -89,6 +89,31 @@ static int added_decoder(struct tw_tok *t, const struct tw_json *list, const cha
     return 0;
 }
 
+/* What the code of ChatGLM2 and 3 numbers from the last piece on, whether the configuration lists it
+ * or not. "eop" has a number, but no template writes it, and many a word has it in it. */
+static int glm_tokens(struct tw_tok *t, const struct tw_json *conf, int32_t pieces,
+        const char *path, struct tw_err *err)
+{
+    static const char *const text[] = { "[MASK]", "[gMASK]", "[sMASK]", "sop", NULL, "<|system|>",
+        "<|user|>", "<|assistant|>", "<|observation|>" };
+    struct tw_str cls = { "", 0 };
+
+    if (tw_json_get_str(conf, "tokenizer_class", &cls, NULL) <= 0
+            || !tw_str_is(cls, "ChatGLMTokenizer"))
+        return 0;
+    for (int32_t i = 0; i < (int32_t)(sizeof(text) / sizeof(text[0])); i++) {
+        struct tok_added a = { .id = pieces + i, .special = true };
+
+        if (!text[i] || tok_vocab_find(&t->vocab, text[i], strlen(text[i])) >= 0
+                || tok_vocab_text(&t->vocab, a.id).p)
+            continue;
+        a.text = tw_str(text[i]);
+        if (put_listed(t, &a, path, err))
+            return -1;
+    }
+    return 0;
+}
+
 /* The prefix that ChatGLM's code adds. 1 it is one of them, 0 not, -1 its tokens are missing. */
 static int glm_prefix(struct tw_tok *t, struct tw_str cls, const char *path, struct tw_err *err)
 {
@@ -151,6 +176,7 @@ static int load(struct tw_tok *t, const char *dir, const char *name, const int32
     char *path = tw_path_join(dir, name);
     struct tw_arena mem = {0};
     const struct tw_json *v = NULL, *list = NULL;
+    int32_t pieces = t->vocab.n;
     int ret = 0;
 
     if (tw_is_file(path)) {
@@ -163,7 +189,9 @@ static int load(struct tw_tok *t, const char *dir, const char *name, const int32
         list = ids ? tw_json_get(v, "added_tokens_decoder") : NULL;
         if (list && list->type != TW_JOBJ)
             ret = tw_fail(err, path, 0, "added_tokens_decoder is not an object");
-        else if (added_decoder(t, list, path, err) || named(t, v, path, "bos_token", &t->bos, err)
+        else if (added_decoder(t, list, path, err)
+                || (ids && from == TOK_FROM_SPM && glm_tokens(t, v, pieces, path, err))
+                || named(t, v, path, "bos_token", &t->bos, err)
                 || named(t, v, path, "eos_token", &t->eos, err)
                 || named(t, v, path, "pad_token", &t->pad, err))
             ret = -1;

@@ -120,7 +120,7 @@ static void sentencepiece_models(void)
 }
 
 /* Opens a folder with FILE, which holds TEXT, and a configuration. */
-static struct tw_tok *open_ranks(const char *file, const char *text, const char *conf,
+static struct tw_tok *open_file(const char *file, struct tw_str text, const char *conf,
         struct tw_err *err)
 {
     char dir[] = "/tmp/tw-tok-XXXXXX";
@@ -132,7 +132,7 @@ static struct tw_tok *open_ranks(const char *file, const char *text, const char 
     a = tw_path_join(dir, file);
     b = tw_path_join(dir, "tokenizer_config.json");
     CHECK(!tw_tok_in(dir));
-    if (!tw_write_file(a, text, strlen(text), err) && !tw_write_file(b, conf, strlen(conf), err)) {
+    if (!tw_write_file(a, text.p, text.n, err) && !tw_write_file(b, conf, strlen(conf), err)) {
         CHECK(tw_tok_in(dir));
         t = tw_tok_open(dir, err);
     }
@@ -140,6 +140,65 @@ static struct tw_tok *open_ranks(const char *file, const char *text, const char 
     free(a);
     free(b);
     return t;
+}
+
+static struct tw_tok *open_ranks(const char *file, const char *text, const char *conf,
+        struct tw_err *err)
+{
+    return open_file(file, tw_str(text), conf, err);
+}
+
+/* A SentencePiece model of N pieces: unknown, a letter, and names that occur nowhere. */
+static void put_pieces(struct tw_buf *b, int n)
+{
+    for (int i = 0; i < n; i++) {
+        char text[16], head[3] = { 10, 0, 10 };
+        int len = i ? snprintf(text, sizeof(text), i > 1 ? "_%d_" : "a", i)
+                    : snprintf(text, sizeof(text), "<unk>");
+
+        head[1] = (char)(len + (i ? 7 : 9));
+        tw_buf_add(b, head, 3);
+        tw_buf_putc(b, (char)len);
+        tw_buf_add(b, text, (size_t)len);
+        tw_buf_add(b, "\x15\0\0\0\xC0\x18\2", i ? 5 : 7);        /* its score; of type unknown */
+    }
+    tw_buf_add(b, "\x12\2\x18\2", 4);      /* trained as BPE; texts as they are */
+    tw_buf_add(b, "\x1A\12\12\10identity", 12);
+}
+
+/* ChatGLM's vocabulary has 64,789 pieces; what its code adds has these ids in every model of it. */
+static void chatglm_ids(void)
+{
+    static const char *const text[] = { "[MASK]", "[gMASK]", "[sMASK]", "sop", "eop", "<|system|>",
+        "<|user|>", "<|assistant|>", "<|observation|>" };
+    static const char listed[] = "{\"tokenizer_class\":\"ChatGLMTokenizer\",\"added_tokens_decoder\":{"
+        "\"64790\":{\"content\":\"[gMASK]\"},\"64792\":{\"content\":\"sop\"},"
+        "\"64795\":{\"content\":\"<|user|>\"},\"64796\":{\"content\":\"<|assistant|>\"}}}";
+    struct tw_buf b = {0};
+    struct tw_err err = {0};
+    struct tw_ids ids = {0};
+
+    put_pieces(&b, 64789);
+    for (int k = 0; k < 2; k++) {
+        struct tw_tok *t = open_file("tokenizer.model", tw_buf_str(&b),
+                k ? listed : "{\"tokenizer_class\":\"ChatGLMTokenizer\"}", &err);
+
+        CHECK_STR(err.msg, "");
+        CHECK(t != NULL);
+        for (int i = 0; t && i < 9; i++)
+            CHECK_INT(tw_tok_id(t, tw_str(text[i])), i == 4 ? -1 : 64789 + i);
+        if (t)
+            encode(t, "<|system|>aeop<|observation|>", TW_TOK_CONTROL | TW_TOK_SPECIAL, &ids);
+        CHECK(ids.n > 4 && ids.id[0] == 64790 && ids.id[1] == 64792 && ids.id[2] == 64794);
+        CHECK(ids.n > 4 && ids.id[ids.n - 1] == 64797);
+        if (t)
+            encode(t, "<|system|>", 0, &ids);
+        for (int64_t i = 0; i < ids.n; i++)
+            CHECK(ids.id[i] < 64789);
+        tw_tok_close(t);
+    }
+    tw_ids_free(&ids);
+    tw_buf_free(&b);
 }
 
 /* a b c, space, ab, bc, abc, and the byte FF. */
@@ -179,5 +238,6 @@ int main(void)
     RUN(config_says_what_is_added);
     RUN(sentencepiece_models);
     RUN(rank_files);
+    RUN(chatglm_ids);
     return test_end();
 }
