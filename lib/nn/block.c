@@ -15,7 +15,7 @@ void tw_block_into(struct tw_tape *t, struct tw_var *h, struct tw_weight *w,
 static void gqa(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x, struct tw_var *out)
 {
     const struct tw_config *c = &t->m->cfg;
-    struct tw_var *n = tw_t_norm(t, x, l->w[TW_S_NORM1], c->D);
+    struct tw_var *n = tw_t_norm_in(t, x, l->w[TW_S_NORM1]);
     struct tw_weight *w[] = { l->w[TW_S_Q], l->w[TW_S_K], l->w[TW_S_V] };
     struct tw_var *y[3], *q, *k;        // [T, nh * hd], [T, nkv * hd] twice
 
@@ -43,12 +43,13 @@ static void gqa_step(struct tw_stepper *s, const struct tw_layer *l)
 static void swiglu(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x,
         struct tw_var *out)
 {
-    struct tw_var *n = tw_t_norm(t, x, l->w[TW_S_NORM2], t->m->cfg.D);
+    struct tw_var *n = tw_t_norm_in(t, x, l->w[TW_S_NORM2]);
     struct tw_weight *w[] = { l->w[TW_S_GATE], l->w[TW_S_UP] };
-    struct tw_var *y[2];                // gate, up [T, I]
+    struct tw_var *y[2], *h;            // gate, up [T, I]
 
     tw_t_linears(t, n, w, 2, y);
-    tw_block_into(t, tw_t_glu(t, y[0], y[1]), l->w[TW_S_DOWN], l->w[TW_S_POST2], x, out);
+    h = w[0]->bias || w[1]->bias ? tw_t_glu(t, y[0], y[1]) : tw_t_glu_in(t, y[0], y[1]);
+    tw_block_into(t, h, l->w[TW_S_DOWN], l->w[TW_S_POST2], x, out);
 }
 
 static void swiglu_step(struct tw_stepper *s, const struct tw_layer *l)

@@ -386,6 +386,7 @@ struct tw_dev *tw_count_open(const struct tw_dev *dev, struct tw_err *err)
     c->ops = table;
     c->ops.low_act = tw_ops(dev)->low_act;
     c->ops.one_grad = tw_ops(dev)->one_grad;
+    c->ops.low_in = tw_ops(dev)->low_in;
     if (tw_ops(dev)->lora_group) {      /* what is kept at one time follows from it */
         c->ops.group_bare = tw_ops(dev)->group_bare;
         c->ops.lora_group = c_lora_group;

@@ -127,6 +127,10 @@ struct tw_cols {
 struct tw_ops {
     const char *name;           /* "cpu", "cuda", "count" */
     bool low_act;               /* activations are in the dtype of the products; else F32 */
+    bool low_in;                /* with products in BF16, what only they read may be BF16 beside F32
+                                 * activations, of whole groups of 32 columns: y of rmsnorm() and
+                                 * glu(); dgate and dup, where gate and up were; x and dy of linear(),
+                                 * linear_dw() without a bias and adapters without dropout */
     bool sets;                  /* linear_dw() and head() know of gradients that are unset */
     bool one_grad;              /* embed_bwd() does, too, and adds to what head() made: look-ups of a tied
                                  * embedding have no gradient of their own */

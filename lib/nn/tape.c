@@ -31,20 +31,37 @@ struct tw_var *tw_var_wide(struct tw_tape *t, int64_t rows, int64_t cols)
     return v;
 }
 
+/* Whether what only products read is kept as they round it. */
+static bool low_fits(const struct tw_tape *t, int64_t cols)
+{
+    return t->ops->low_in && t->m->act == TW_F32 && t->m->opts.dtype == TW_BF16 && cols % 32 == 0 &&
+            !t->drop;
+}
+
+static struct tw_var *var_low(struct tw_tape *t, int64_t rows, int64_t cols)
+{
+    struct tw_var *v = tw_arena_alloc(t->host, sizeof *v);
+
+    v->v = tw_stack_tensor(t->st, TW_BF16, rows, cols);
+    v->low = true;
+    return v;
+}
+
 /* A value that OP will make again, where the tape wants that. */
-static struct tw_var *cheap(struct tw_tape *t, int64_t rows, int64_t cols)
+static struct tw_var *cheap(struct tw_tape *t, int64_t rows, int64_t cols, bool low)
 {
     struct tw_var *v;
 
     if (t->light && t->record && t->at < t->npool && t->pool[t->at].rows == rows &&
-            t->pool[t->at].cols == cols) {
+            t->pool[t->at].cols == cols && (t->pool[t->at].dtype != t->m->act) == low) {
         v = tw_arena_alloc(t->host, sizeof *v);
         v->v = t->pool[t->at++];
+        v->low = low;
         v->wide = t->b->ranks > 0;
         v->room = v->v.ld - cols;
         return v;
     }
-    v = tw_var_wide(t, rows, cols);
+    v = low ? var_low(t, rows, cols) : tw_var_wide(t, rows, cols);
     if (t->light && t->record && t->at == t->npool && t->npool < TW_POOL) {
         t->pool[t->npool++] = v->v;
         t->at++;
@@ -82,7 +99,7 @@ static struct tw_tensor *grad_of(struct tw_var *v)
 static struct tw_tensor grad_new(struct tw_tape *t, const struct tw_var *v)
 {
     return v->wide ? roomy(t, v->v.rows, v->v.cols) :
-            tw_stack_tensor(t->st, v->v.dtype, v->v.rows, v->v.cols);
+            tw_stack_tensor(t->st, v->low ? t->m->act : v->v.dtype, v->v.rows, v->v.cols);
 }
 
 struct tw_tensor *tw_var_grad(struct tw_tape *t, struct tw_var *v, bool *add)
@@ -167,12 +184,13 @@ struct tw_var *tw_t_norm(struct tw_tape *t, struct tw_var *x, struct tw_weight *
     return tw_t_norm_eps(t, x, w, n, t->m->cfg.eps);
 }
 
-struct tw_var *tw_t_norm_eps(struct tw_tape *t, struct tw_var *x, struct tw_weight *w, int64_t n,
-        double eps)
+static struct tw_var *norm(struct tw_tape *t, struct tw_var *x, struct tw_weight *w, int64_t n,
+        double eps, bool low)
 {
     int64_t groups = x->v.rows * (x->v.cols / n);
     bool whole = n == x->v.cols && n == t->m->cfg.D;    /* others may be rotated in place */
-    struct tw_var *y = whole ? cheap(t, x->v.rows, x->v.cols) : tw_var_wide(t, x->v.rows, x->v.cols);
+    struct tw_var *y = whole ? cheap(t, x->v.rows, x->v.cols, low) :
+            tw_var_wide(t, x->v.rows, x->v.cols);
     float *rstd = tw_stack_take(t->st, (size_t)groups * sizeof *rstd);
     struct tw_op *op;
 
@@ -188,6 +206,17 @@ struct tw_var *tw_t_norm_eps(struct tw_tape *t, struct tw_var *x, struct tw_weig
         op->n = n;
     }
     return y;
+}
+
+struct tw_var *tw_t_norm_eps(struct tw_tape *t, struct tw_var *x, struct tw_weight *w, int64_t n,
+        double eps)
+{
+    return norm(t, x, w, n, eps, false);
+}
+
+struct tw_var *tw_t_norm_in(struct tw_tape *t, struct tw_var *x, struct tw_weight *w)
+{
+    return norm(t, x, w, x->v.cols, t->m->cfg.eps, low_fits(t, x->v.cols));
 }
 
 static void residual_op_back(struct tw_tape *t, struct tw_op *op)
@@ -307,14 +336,18 @@ struct tw_var *tw_t_attn(struct tw_tape *t, const struct tw_layer *l, struct tw_
     return y;
 }
 
-/* The gradient of V, in the place of its value. */
-static void in_place(struct tw_var *v)
+/* The gradient of V, in the place of its value; LOW: rounded, in the first half of its rows. */
+static void in_place(struct tw_var *v, bool low)
 {
     assert(!v->wrote);
     if (v->of)
         v->of->g = v->of->v;
     v->g = v->v;
     v->wrote = true;
+    if (low) {
+        v->g.dtype = TW_BF16;
+        v->g.ld *= 2;
+    }
 }
 
 /* The gradients take the place of the values, which nobody needs any more. */
@@ -322,8 +355,8 @@ static void glu_back(struct tw_tape *t, struct tw_op *op)
 {
     struct tw_var *y = op->y;
 
-    in_place(op->x);
-    in_place(op->x2);
+    in_place(op->x, y->low);
+    in_place(op->x2, y->low);
     t->ops->glu_bwd(t->dev, &op->x->g, &op->x2->g, y->stale ? &y->v : NULL, &y->g, &op->x->v,
             &op->x2->v, (enum tw_act)t->m->cfg.act);
     y->stale = false;
@@ -337,9 +370,9 @@ static void glu_redo(struct tw_tape *t, struct tw_op *op)
     op->y->stale = false;
 }
 
-struct tw_var *tw_t_glu(struct tw_tape *t, struct tw_var *gate, struct tw_var *up)
+static struct tw_var *glu(struct tw_tape *t, struct tw_var *gate, struct tw_var *up, bool low)
 {
-    struct tw_var *y = cheap(t, gate->v.rows, gate->v.cols);
+    struct tw_var *y = cheap(t, gate->v.rows, gate->v.cols, low);
     struct tw_op *op;
 
     t->ops->glu(t->dev, &y->v, &gate->v, &up->v, (enum tw_act)t->m->cfg.act);
@@ -351,6 +384,16 @@ struct tw_var *tw_t_glu(struct tw_tape *t, struct tw_var *gate, struct tw_var *u
         y->maker = op->redo ? op : NULL;
     }
     return y;
+}
+
+struct tw_var *tw_t_glu(struct tw_tape *t, struct tw_var *gate, struct tw_var *up)
+{
+    return glu(t, gate, up, false);
+}
+
+struct tw_var *tw_t_glu_in(struct tw_tape *t, struct tw_var *gate, struct tw_var *up)
+{
+    return glu(t, gate, up, !gate->of && low_fits(t, gate->v.cols));
 }
 
 /* In the order of the forward. */

@@ -11,6 +11,7 @@ struct tw_var {
     bool wrote;                 /* g holds a gradient: what comes next adds */
     struct tw_var *of;          /* it is columns [col, ..) of this one, in v and in g; NULL: none */
     int64_t col;
+    bool low;                   /* v is BF16 though activations are not: only products read it */
     bool wide;                  /* behind g's columns there is the room that adapters want */
     int64_t room, used;         /* columns behind v's: there are, and hold states of adapters */
     struct tw_op *maker;        /* what makes the value again going back; NULL: it is kept */
@@ -89,6 +90,8 @@ struct tw_var *tw_var_cols(struct tw_tape *t, struct tw_var *x, int64_t col, int
 struct tw_var *tw_t_embed(struct tw_tape *t, struct tw_weight *w, const int32_t *id);
 /* Groups of N; with the config's epsilon, or one of its own. */
 struct tw_var *tw_t_norm(struct tw_tape *t, struct tw_var *x, struct tw_weight *w, int64_t n);
+/* The same over all columns, of a value that only products read. */
+struct tw_var *tw_t_norm_in(struct tw_tape *t, struct tw_var *x, struct tw_weight *w);
 struct tw_var *tw_t_norm_eps(struct tw_tape *t, struct tw_var *x, struct tw_weight *w, int64_t n,
         double eps);
 /* x W^T + bias + LoRA (+ res), into OUT when not NULL. OUT may be RES when nothing is recorded. */
@@ -113,6 +116,8 @@ struct tw_var *tw_t_attn(struct tw_tape *t, const struct tw_layer *l, struct tw_
 struct tw_var *tw_t_mla(struct tw_tape *t, const struct tw_layer *l, struct tw_var *q,
         struct tw_var *c, struct tw_var *pe, struct tw_weight *w);
 struct tw_var *tw_t_glu(struct tw_tape *t, struct tw_var *gate, struct tw_var *up);
+/* The same of products without a bias, whose value only products read. */
+struct tw_var *tw_t_glu_in(struct tw_tape *t, struct tw_var *gate, struct tw_var *up);
 
 /* routing.c: what routers are told in a pass, and what is kept of them when all is queued. */
 struct tw_pass;

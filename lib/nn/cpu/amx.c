@@ -62,6 +62,30 @@ void tw_amx_pairs(uint32_t *dst, int W, const float *src, int64_t ld, int R, int
         }
 }
 
+/* The same of what is rounded already. */
+AMX void tw_amx_packw(float *dst, const float *src, int64_t ld, int R, int64_t s)
+{
+    for (int64_t i = 0; i < s; i += 16)
+        for (int r = 0; r < R; r++)
+            _mm512_storeu_ps(dst + (i * R / 16 + r) * 16, _mm512_loadu_ps(src + r * ld + i));
+}
+
+void tw_amx_pairsw(uint32_t *dst, int W, const uint16_t *src, int64_t ld, int R, int64_t s,
+        int64_t k, bool first_high, uint32_t pad)
+{
+    const struct tw_kern *kern = &tw_kern_avx512bf16;
+    float words[16 * 16];
+
+    for (int64_t i = 0; i < s; i += 16)
+        for (int r = 0; r < R; r += 16) {
+            int n = R - r < 16 ? R - r : 16;
+
+            kern->pairsw((uint32_t *)words, 16, src + 2 * i * ld + r, ld, n, 16, k - 2 * i,
+                    first_high, pad);
+            kern->panel((float *)dst + (i / 16 * R + r) * 16, words, 16, 16, n);
+        }
+}
+
 struct config {
     uint8_t palette, start, rest[14];
     uint16_t bytes[16];         /* of a row, by tile */

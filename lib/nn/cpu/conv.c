@@ -263,7 +263,7 @@ static void gnorm_bwd_row(void *arg, int64_t t, int thread)
 
         for (int64_t i = 0; i < j->n; i++)
             y[i] = x[i] * r * j->w[i];
-        j->d->k->glu_bwd(tw_row(j->dz, t) + g * j->n, y, tw_row(j->dy, t) + g * j->n,
+        j->d->k->glu_bwd(tw_row(j->dz, t) + g * j->n, y, NULL, tw_row(j->dy, t) + g * j->n,
                 tw_row(j->z, t) + g * j->n, y, j->n, TW_SILU);
     }
 }

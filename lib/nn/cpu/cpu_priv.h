@@ -44,9 +44,10 @@ struct tw_outer {
     float *c;                   /* whole panels */
     int64_t ldc, n;
     const uint32_t *a;
-    const float *b;
+    const void *b;              /* F32, or BF16 where b16 */
+    bool b16;
     int64_t ldb, s, k;
-    int64_t ahead;              /* floats from a line to the one to ask for */
+    int64_t ahead;              /* elements of B from a line to the one to ask for */
 };
 
 /* Leaf functions over raw pointers, one table per instruction set (isa_*.c), all compiled from
@@ -75,6 +76,8 @@ struct tw_kern {
     void (*pack)(float *dst, const float *src, int64_t ld, int R, int64_t s);
     void (*pack16)(uint32_t *dst, const float *src, int64_t ld, int R, int64_t s, int64_t k);
     void (*low)(uint16_t *dst, const float *src, int64_t n);    /* rounds to bf16 */
+    /* pack16() of what is BF16 already, LD and S in words. */
+    void (*packw)(float *dst, const float *src, int64_t ld, int R, int64_t s);
     /* dst[s * W + r] = src[s * ld + r] for r < R <= W <= 16, 0 up to W. */
     void (*packc)(float *dst, int W, const float *src, int64_t ld, int R, int64_t s);
     /* dst[i * W + r] = the pair of rows 2i and 2i + 1 of column r < R <= W (zero up to W), i < s;
@@ -83,6 +86,11 @@ struct tw_kern {
     void (*pairs)(uint32_t *dst, int W, const float *src, int64_t ld, int R, int64_t s, int64_t k,
             bool first_high, uint32_t pad);
     void (*pairs_a)(uint32_t *dst, int W, const float *src, int64_t ld, int R, int64_t s,
+            int64_t k, bool first_high, uint32_t pad);
+    /* The same of BF16 rows. */
+    void (*pairsw)(uint32_t *dst, int W, const uint16_t *src, int64_t ld, int R, int64_t s,
+            int64_t k, bool first_high, uint32_t pad);
+    void (*pairsw_a)(uint32_t *dst, int W, const uint16_t *src, int64_t ld, int R, int64_t s,
             int64_t k, bool first_high, uint32_t pad);
     /* dst[j * 16 + i] = src[i * ld + j] for i < n (others 0), j < s: rows become a panel.
      * panel16: of pairs, columns at or past K are zero. */
@@ -106,8 +114,8 @@ struct tw_kern {
             const float *rstd, int64_t T, int64_t G, int64_t n);
     void (*rope)(float *x, const float *cos, const float *sin, int64_t half, float sign);
     void (*glu)(float *y, const float *gate, const float *up, int64_t n, enum tw_act act);
-    void (*glu_bwd)(float *dgate, float *dup, const float *dy, const float *gate, const float *up,
-            int64_t n, enum tw_act act);
+    void (*glu_bwd)(float *dgate, float *dup, float *y, const float *dy, const float *gate,
+            const float *up, int64_t n, enum tw_act act);   /* y: glu's value; NULL: not wanted */
     void (*add)(float *y, const float *x, int64_t n);
     void (*axpy)(float *y, float a, const float *x, int64_t n);
     void (*adamw)(float *w, const float *g, float *m, float *v, int64_t n, const struct tw_adamw *p,
@@ -147,6 +155,9 @@ bool tw_amx_enable(void);       /* asks the kernel for the tile registers; false
 void tw_amx_pack16(uint32_t *dst, const float *src, int64_t ld, int R, int64_t s, int64_t k);
 void tw_amx_pairs(uint32_t *dst, int W, const float *src, int64_t ld, int R, int64_t s, int64_t k,
         bool first_high, uint32_t pad);
+void tw_amx_packw(float *dst, const float *src, int64_t ld, int R, int64_t s);
+void tw_amx_pairsw(uint32_t *dst, int W, const uint16_t *src, int64_t ld, int R, int64_t s,
+        int64_t k, bool first_high, uint32_t pad);
 void tw_amx_mm16(float *c, int64_t ldc, const uint32_t *a, const uint32_t *b, int64_t bp,
         int64_t s, bool first, int R, int P);
 void tw_amx_whole16(const struct tw_whole *w, int P);
@@ -181,6 +192,15 @@ static inline float *tw_row(const struct tw_tensor *x, int64_t r)
 {
     return (float *)x->data + r * x->ld;
 }
+/* The same of F32 or BF16, and element I of an array of either. */
+static inline const void *tw_elem(const void *p, bool low, int64_t i)
+{
+    return (const char *)p + i * (low ? 2 : 4);
+}
+static inline const float *tw_at(const struct tw_tensor *x, int64_t r)
+{
+    return tw_elem(x->data, x->dtype == TW_BF16, r * x->ld);
+}
 /* How many of LEFT panels a block takes that has room for PR: one alone keeps the units waiting. */
 static inline int64_t tw_panels(int64_t pr, int64_t left)
 {
@@ -202,6 +222,7 @@ enum tw_bkind {
 struct tw_factors {
     const float *a;
     int64_t lda, s;
+    bool a16, b16;              /* A, B (of a sum over tokens) are BF16, of whole groups of 32 columns */
     bool a_cols;                /* A(r, s) = a[s * lda + r] and B in rows: a sum over tokens */
     enum tw_bkind bkind;
     const void *b;

@@ -125,7 +125,7 @@ void tw_cpu_run(struct tw_cpu *d, int64_t n, void (*fn)(void *arg, int64_t i, in
 }
 
 static const struct tw_ops cpu_ops = {
-    .name = "cpu", .sets = true, .close = tw_cpu_close,
+    .name = "cpu", .sets = true, .low_in = true, .close = tw_cpu_close,
     .alloc = cpu_alloc, .free = cpu_free, .put = cpu_copy, .get = cpu_copy, .copy = cpu_copy,
     .zero = cpu_zero, .often = in_large_pages, .sync = cpu_sync,
     .mat_elems = tw_cpu_mat_elems, .mat_put = tw_cpu_mat_put, .mat_get = tw_cpu_mat_get,
@@ -163,6 +163,8 @@ static const struct tw_kern *choose(struct tw_cpu *d, const char *isa)
         d->amx.outer = NULL;
         d->amx.pack16 = tw_amx_pack16;
         d->amx.pairs_a = tw_amx_pairs;
+        d->amx.packw = tw_amx_packw;
+        d->amx.pairsw_a = tw_amx_pairsw;
         d->amx.unit16 = 16;
         d->amx.mr16 = 32;
         d->amx.pr16 = 2;

@@ -19,7 +19,9 @@ void tw_prod_pack_a(const struct tw_prod *j, float *to, const struct tw_factors 
         float *dst = to + (r - r0) * n;
         int rows = (int)tw_min(j->mr, r1 - r);
 
-        if (j->bf)
+        if (f->a16)
+            k->packw(dst, tw_elem(f->a, true, r * f->lda + 2 * s0), f->lda / 2, rows, n);
+        else if (j->bf)
             k->pack16((uint32_t *)dst, f->a + r * f->lda + 2 * s0, f->lda, rows, n, f->s - 2 * s0);
         else
             k->pack(dst, f->a + r * f->lda + s0, f->lda, rows, n);
@@ -177,7 +179,8 @@ static void side_gemm(struct tw_cpu *d, const struct tw_gemm *g, const struct tw
     struct tw_gemm one = { .m = e->f.r1 - e->f.r0, .n = e->n, .f = e->f, .low = g->low,
         .c = e->out, .ldc = e->ldo, .scale = e->scale };
 
-    one.f.a = g->f.a + e->f.r0 * g->f.lda;
+    one.f.a = tw_elem(g->f.a, g->f.a16, e->f.r0 * g->f.lda);
+    one.f.a16 = g->f.a16;
     one.f.lda = g->f.lda;
     tw_cpu_gemm(d, &one);
 }

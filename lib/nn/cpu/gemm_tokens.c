@@ -52,22 +52,27 @@ static struct step step_at(const struct job *j, int64_t s)
  * comes first is added first, and what completes a pair is nothing at all (0 times -0 leaves even a
  * -0 as it is): where tokens are cut changes no bit. */
 static void pack_words(const struct job *j, bool left, float *dst, int64_t s, int64_t i, int64_t n,
-        const float *src, int64_t ld, int64_t cols)
+        const void *src, int64_t ld, int64_t cols)
 {
     const struct tw_kern *k = j->d->k;
     struct step e = step_at(j, s + i);
     int64_t width = left ? j->mr : 16, len = tw_min(16, n - i);
+    bool low = left ? j->g->f.a16 : j->g->f.b16;
 
-    src += e.t * ld;
+    src = tw_elem(src, low, e.t * ld);
     for (int64_t c = 0; c < cols; c += width) {
         int R = (int)tw_min(width, cols - c), W = left ? R : 16;
         float *to = dst + c * n + i * W;
+        const void *from = tw_elem(src, low, c);
 
-        if (j->bf)
-            (left ? k->pairs_a : k->pairs)((uint32_t *)to, W, src + c, ld, R, len, e.n, true,
+        if (low)
+            (left ? k->pairsw_a : k->pairsw)((uint32_t *)to, W, from, ld, R, len, e.n, true,
+                    left ? 0 : 0x8000);
+        else if (j->bf)
+            (left ? k->pairs_a : k->pairs)((uint32_t *)to, W, from, ld, R, len, e.n, true,
                     left ? 0 : 0x8000);
         else
-            k->packc(to, W, src + c, ld, R, len);
+            k->packc(to, W, from, ld, R, len);
     }
 }
 
@@ -81,19 +86,20 @@ static void pack_a(void *arg, int64_t i, int thread)
 }
 
 /* Asks for COLS columns of the tokens of the step at word S: they lie far from each other. */
-static void ahead(const struct job *j, int64_t s, const float *src, int64_t ld, int64_t cols)
+static void ahead(const struct job *j, int64_t s, const void *src, int64_t ld, int64_t cols)
 {
     struct step e = step_at(j, s);
+    bool low = j->g->f.b16;
 
     for (int64_t t = 0; t < tw_min(j->bf ? 32 : 16, e.n); t++)
-        for (int64_t c = 0; c < cols; c += 16)
-            __builtin_prefetch(src + (e.t + t) * ld + c);
+        for (int64_t c = 0; c < cols; c += low ? 32 : 16)
+            __builtin_prefetch(tw_elem(src, low, (e.t + t) * ld + c));
 }
 
 static void pack_b(const struct job *j, const struct item *t, int64_t s, int64_t n)
 {
     const struct tw_factors *f = &j->g->f;
-    const float *src = (const float *)f->b + t->p0 * 16;
+    const void *src = tw_elem(f->b, f->b16, t->p0 * 16);
     int64_t cols = tw_min(t->p1 * 16, j->g->n) - t->p0 * 16;
 
     ahead(j, s, src, f->ldb, cols);
@@ -176,9 +182,9 @@ static void thin_block(const struct job *j, const struct item *t, int64_t s, int
         const float *a)
 {
     const struct tw_factors *f = &j->g->f;
-    struct tw_outer o = { .ldc = t->ld, .b = (const float *)f->b + 2 * s * f->ldb + t->p0 * 16,
-        .n = tw_min(t->p1 * 16, j->g->n) - t->p0 * 16, .ldb = f->ldb, .s = n,
-        .k = tw_min(2 * n, f->s - 2 * s), .ahead = 64 };
+    struct tw_outer o = { .ldc = t->ld, .b = tw_elem(f->b, f->b16, 2 * s * f->ldb + t->p0 * 16),
+        .b16 = f->b16, .n = tw_min(t->p1 * 16, j->g->n) - t->p0 * 16, .ldb = f->ldb, .s = n,
+        .k = tw_min(2 * n, f->s - 2 * s), .ahead = f->b16 ? 128 : 64 };
 
     for (int64_t r = 0; r < t->r1 - t->r0; r += 16) {
         o.a = (const uint32_t *)a + r * n;

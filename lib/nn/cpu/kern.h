@@ -148,13 +148,15 @@ static void glu(float *y, const float *gate, const float *up, int64_t n, enum tw
     }
 }
 
-static void glu_bwd(float *dgate, float *dup, const float *dy, const float *gate, const float *up,
-        int64_t n, enum tw_act act)
+static void glu_bwd(float *dgate, float *dup, float *y, const float *dy, const float *gate,
+        const float *up, int64_t n, enum tw_act act)
 {
     EACH(n) {
         vf a, da, d = ld(dy + i, k), u = ld(up + i, k);
 
         v_act(ld(gate + i, k), act, &a, &da);
+        if (y)
+            st(y + i, v_mul(a, u), k);
         st(dgate + i, v_mul(v_mul(d, u), da), k);
         st(dup + i, v_mul(d, a), k);
     }
@@ -215,7 +217,7 @@ const struct tw_kern TW_KERN = {
     .kc16 = TW_KC, .unit16 = 1, .mc16 = TW_MC,
     .mm = mm, .mms = mms, .mm16 = mm16, .whole = whole, .whole16 = whole16,
     .pack = pack, .pack16 = pack16, .packc = packc, .low = low,
-    .pairs = pairs, .pairs_a = pairs, .panel = panel, .panel16 = panel16, .turn16 = turn16,
+    .packw = pack, .pairsw = pairsw, .pairsw_a = pairsw, .pairs = pairs, .pairs_a = pairs, .panel = panel, .panel16 = panel16, .turn16 = turn16,
     .outer = OUTER, .epi = epi, .epis = epis,
     .dot = dot, .rms = rms, .rms_dx = rms_dx, .rms_dw = rms_dw, .rope = rope, .glu = glu,
     .glu_bwd = glu_bwd, .add = add, .axpy = axpy, .adamw = adamw, .sgd = sgd,

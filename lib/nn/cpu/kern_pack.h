@@ -119,6 +119,13 @@ static void pack16(uint32_t *dst, const float *src, int64_t lds, int R, int64_t 
 }
 
 #if defined(TW_VEC_DPBF16)
+/* Sixteen BF16 of each of two rows. */
+VFN __m512i two_rows(const uint16_t *x, const uint16_t *y)
+{
+    return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)x)),
+            _mm256_loadu_si256((const __m256i *)y), 1);
+}
+
 /* Where the halves of pairs are among two rounded rows: the first row low, the first row high. */
 static const uint16_t interleave[2][32] = {
     { 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23,
@@ -166,6 +173,38 @@ static void pairs(uint32_t *dst, int W, const float *src, int64_t lds, int R, in
             const float *x = src + 2 * i * lds + r;
             uint32_t a = 2 * i < k ? r < R ? tw_f32_to_bf16(x[0]) : 0 : pad;
             uint32_t b = 2 * i + 1 < k ? r < R ? tw_f32_to_bf16(x[lds]) : 0 : pad;
+
+            dst[i * W + r] = first_high ? b | a << 16 : a | b << 16;
+        }
+}
+
+static void pairsw(uint32_t *dst, int W, const uint16_t *src, int64_t lds, int R, int64_t s,
+        int64_t k, bool first_high, uint32_t pad)
+{
+    int64_t i = 0;
+
+#if defined(TW_VEC_DPBF16)
+    __m512i order = _mm512_loadu_si512(interleave[first_high]);
+
+    if (R == 16 && W == 16)
+        for (; i < s && 2 * i + 2 <= k; i++)
+            _mm512_storeu_si512(dst + i * 16, _mm512_permutexvar_epi16(order,
+                        two_rows(src + 2 * i * lds, src + (2 * i + 1) * lds)));
+    else if (R == 8 && W == 8)
+        for (; i < s && 2 * i + 2 <= k; i++) {
+            __m128i x = _mm_loadu_si128((const __m128i *)(src + 2 * i * lds));
+            __m128i y = _mm_loadu_si128((const __m128i *)(src + (2 * i + 1) * lds));
+            __m128i a = first_high ? y : x, b = first_high ? x : y;
+
+            _mm_storeu_si128((__m128i *)(dst + i * 8), _mm_unpacklo_epi16(a, b));
+            _mm_storeu_si128((__m128i *)(dst + i * 8) + 1, _mm_unpackhi_epi16(a, b));
+        }
+#endif
+    for (; i < s; i++)
+        for (int r = 0; r < W; r++) {
+            const uint16_t *x = src + 2 * i * lds + r;
+            uint32_t a = 2 * i < k ? r < R ? x[0] : 0 : pad;
+            uint32_t b = 2 * i + 1 < k ? r < R ? x[lds] : 0 : pad;
 
             dst[i * W + r] = first_high ? b | a << 16 : a | b << 16;
         }
@@ -270,9 +309,13 @@ static void turn16(uint32_t *dst, const uint32_t *src)
 
 #if defined(TW_VEC_DPBF16)
 /* BLOCKS * 8 rows and P panels of struct tw_outer, its first COLS columns. */
-VFN void outer_block(const struct tw_outer *o, float *c, const float *b, int64_t cols,
-        const int blocks, const int P)
+VFN void outer_block(const struct tw_outer *o, int64_t col, const int blocks, const int P,
+        const bool b16)
 {
+    static const uint16_t none[16] = { [0 ... 15] = 0x8000 };
+    const char *b = tw_elem(o->b, b16, col);
+    const int64_t size = b16 ? 2 : 4, ldb = o->ldb * size, cols = o->n - col;
+    float *c = o->c + col;
     vf acc[16];
     __m512i order = _mm512_loadu_si512(interleave[1]);
     const uint32_t *a0 = o->a, *a1 = o->a + o->s * 8;
@@ -283,15 +326,19 @@ VFN void outer_block(const struct tw_outer *o, float *c, const float *b, int64_t
 #pragma GCC unroll 2
         for (int p = 0; p < P; p++)
             acc[r * P + p] = v_load(c + r * o->ldc + p * 16);
-    for (int64_t i = 0; i < o->s; i++, b += 2 * o->ldb, a0 += 8, a1 += 8) {
+    for (int64_t i = 0; i < o->s; i++, b += 2 * ldb, a0 += 8, a1 += 8) {
+        bool whole = 2 * i + 1 < o->k;
+
 #pragma GCC unroll 2
         for (int p = 0; p < P; p++) {
-            vf x = ld(b + p * 16, k[p]);
-            vf y = 2 * i + 1 < o->k ? ld(b + o->ldb + p * 16, k[p]) : v_set(-0.0f);
-            vf w = (vf)_mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(y, x));
+            const char *x = b + p * 16 * size, *y = x + ldb;
+            __m512i two = b16 ? two_rows((const uint16_t *)x, whole ? (const uint16_t *)y : none) :
+                    (__m512i)_mm512_cvtne2ps_pbh(whole ? ld((const float *)y, k[p]) : v_set(-0.0f),
+                            ld((const float *)x, k[p]));
+            vf w = (vf)_mm512_permutexvar_epi16(order, two);
 
-            __builtin_prefetch(b + o->ahead + p * 16);
-            __builtin_prefetch(b + o->ahead + o->ldb + p * 16);
+            __builtin_prefetch(x + o->ahead * size);
+            __builtin_prefetch(y + o->ahead * size);
 #pragma GCC unroll 8
             for (int r = 0; r < 8; r++)
                 acc[r * P + p] = v_dp(acc[r * P + p], v_words(a0[r]), w);
@@ -308,19 +355,27 @@ VFN void outer_block(const struct tw_outer *o, float *c, const float *b, int64_t
             v_store(c + r * o->ldc + p * 16, acc[r * P + p]);
 }
 
-static void outer(const struct tw_outer *o, int blocks)
+VFN void outer_cols(const struct tw_outer *o, int blocks, const bool b16)
 {
     int64_t i = 0;
 
     if (blocks == 2) {
         for (; i < o->n; i += 16)
-            outer_block(o, o->c + i, o->b + i, o->n - i, 2, 1);
+            outer_block(o, i, 2, 1, b16);
         return;
     }
     for (; i + 16 < o->n; i += 32)
-        outer_block(o, o->c + i, o->b + i, o->n - i, 1, 2);
+        outer_block(o, i, 1, 2, b16);
     if (i < o->n)
-        outer_block(o, o->c + i, o->b + i, o->n - i, 1, 1);
+        outer_block(o, i, 1, 1, b16);
+}
+
+static void outer(const struct tw_outer *o, int blocks)
+{
+    if (o->b16)
+        outer_cols(o, blocks, true);
+    else
+        outer_cols(o, blocks, false);
 }
 #define OUTER outer
 #else

@@ -51,7 +51,8 @@ void tw_cpu_linear_dw(struct tw_dev *dev, struct tw_mat *dw, float *dbias,
 {
     struct tw_cpu *d = (struct tw_cpu *)dev;
     struct tw_gemm g = { .m = dw->cols, .n = dw->rows, .f = { .s = x->rows, .a = x->data,
-            .lda = x->ld, .a_cols = true, .bkind = TW_B_ROWS, .b = dy->data, .ldb = dy->ld },
+            .lda = x->ld, .a16 = x->dtype == TW_BF16, .a_cols = true, .bkind = TW_B_ROWS,
+            .b = dy->data, .ldb = dy->ld, .b16 = dy->dtype == TW_BF16 },
         .low = d->low, .cut = d->slot[TW_SLOT_CUT].p, .ncut = d->ncut, .c = dw->data,
         .c_panel = true };
     struct bias_job b = { d, dy, dbias };

@@ -48,7 +48,7 @@ static const float *drop_x(struct tw_cpu *d, const struct tw_tensor *x, const st
 
     *ld = x->ld;
     if (!dropped(c, r))
-        return j.x;
+        return tw_at(x, r->t0);
     *ld = x->cols;
     j.y = tw_cpu_scratch(d, TW_SLOT_X, (size_t)n * (size_t)x->cols * 4);
     if (j.y)
@@ -99,7 +99,7 @@ static struct tw_gemm forward(struct tw_cpu *d, struct extra *e, const struct tw
     const struct tw_lora_ctx *c = one->c;
     const struct tw_tensor *y = one->y, *h = one->h, *res = one->res;
     struct tw_gemm g = { .m = y->rows, .n = y->cols, .low = w ? w->dtype == TW_BF16 : d->low,
-        .f = { .a = x->data, .lda = x->ld }, .side = e->side, .more = e->more, .c = y->data,
+        .f = { .a = x->data, .lda = x->ld, .a16 = x->dtype == TW_BF16 }, .side = e->side, .more = e->more, .c = y->data,
         .ldc = y->ld, .scale = 1, .bias = one->bias, .res = res ? res->data : NULL,
         .ldres = res ? res->ld : 0 };
 
@@ -183,13 +183,14 @@ void tw_cpu_lora(struct tw_dev *dev, struct tw_tensor *y, struct tw_tensor *h,
     tw_cpu_lora_linear(dev, y, h, x, NULL, NULL, y, c);
 }
 
-/* A gradient that adds in a chain over the run's tokens: c[m, n] += a^T b, or the transposed of c. */
+/* A gradient that adds in a chain over the run's tokens: c[r, n] += a^T b, or the transposed of c; B
+ * begins with the run. */
 static void chain(struct tw_cpu *d, const struct tw_lora_run *r, float *c, bool turned,
-        const float *a, int64_t lda, int64_t m, const float *b, int64_t ldb, int64_t n)
+        const struct tw_tensor *a, const float *b, int64_t ldb, bool b16, int64_t n)
 {
-    struct tw_gemm g = { .m = m, .n = n, .f = { .s = r->t1 - r->t0, .a = a, .lda = lda,
-            .a_cols = true, .bkind = TW_B_ROWS, .b = b, .ldb = ldb }, .low = d->low, .c = c,
-        .ldc = turned ? m : n, .c_cols = turned };
+    struct tw_gemm g = { .m = r->r, .n = n, .f = { .s = r->t1 - r->t0, .a = tw_row(a, r->t0),
+            .lda = a->ld, .a_cols = true, .bkind = TW_B_ROWS, .b = b, .ldb = ldb, .b16 = b16 },
+        .low = d->low, .c = c, .ldc = turned ? r->r : n, .c_cols = turned };
     const int64_t *t0 = d->slot[TW_SLOT_CUT].p;
     int64_t *cut = tw_cpu_scratch(d, TW_SLOT_LIST, (size_t)(d->ncut + 2) * sizeof *cut);
 
@@ -233,13 +234,12 @@ static bool run_back(struct tw_cpu *d, const struct tw_tensor *dh, const struct 
     const float *xd;
 
     if (r->db)
-        chain(d, r, r->db, true, tw_row(h, r->t0), h->ld, r->r, tw_row(dy, r->t0), dy->ld,
-                dy->cols);
+        chain(d, r, r->db, true, h, tw_at(dy, r->t0), dy->ld, dy->dtype == TW_BF16, dy->cols);
     if (!r->da)
         return true;
     xd = drop_x(d, x, c, r, &ld);
     if (xd)
-        chain(d, r, r->da, false, tw_row(dh, r->t0), dh->ld, r->r, xd, ld, x->cols);
+        chain(d, r, r->da, false, dh, xd, ld, x->dtype == TW_BF16, x->cols);
     return xd != NULL;
 }
 
@@ -279,7 +279,8 @@ static struct tw_gemm backward(struct tw_cpu *d, struct extra *e, struct tw_fact
     for (int i = n - 1; i >= 0; i--) {
         const struct tw_tensor *dy = one[i].y, *dh = one[i].scratch;
         const struct tw_lora_ctx *c = one[i].c;
-        struct tw_factors base = { .a = dy->data, .lda = dy->ld, .r1 = dy->rows };
+        struct tw_factors base = { .a = dy->data, .lda = dy->ld, .a16 = dy->dtype == TW_BF16,
+            .r1 = dy->rows };
         int64_t of = 0;
 
         if (one[i].w) {
