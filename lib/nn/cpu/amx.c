@@ -10,6 +10,7 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <immintrin.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -189,47 +190,83 @@ AMX void tw_amx_mm16(float *c, int64_t ldc, const uint32_t *a, const uint32_t *b
         }                                                                                          \
     }
 
-/* A block that is finished as soon as it is summed: what leaves the tiles is still in L1 then. */
-AMX void tw_amx_whole16(const struct tw_whole *w, int P)
+/* What is in the tiles' place, into C. */
+AMX static void finish(const struct tw_whole *w, const float *sum)
 {
-    float sum[32 * 32] __attribute__((aligned(64)));
-    const struct tw_kern *k = &tw_kern_avx512bf16;
+    __m512 scale = _mm512_set1_ps(w->scale), bias[2] = { _mm512_setzero_ps(), _mm512_setzero_ps() };
 
-    load_config(16, 16, P);
-    if (w->from)
-        k->epis(sum, 32, w->from, w->ldf, 32, w->n, 1, NULL, NULL, 0);
-    __asm__ volatile("" : : "r"(sum) : "memory");
-    if (w->from) {
-        _tile_loadd(0, sum, 128);
-        _tile_loadd(2, sum + 512, 128);
-    } else {
+    if (w->n < 32) {
+        tw_kern_avx512bf16.epis(w->c, w->ldc, sum, 32, 32, w->n, w->scale, w->bias, w->res, w->ldres);
+        return;
+    }
+    for (int p = 0; w->bias && p < 2; p++)
+        bias[p] = _mm512_loadu_ps(w->bias + p * 16);
+    for (int64_t r = 0; r < 32; r++)
+        for (int p = 0; p < 2; p++) {
+            __m512 x = _mm512_load_ps(sum + r * 32 + p * 16);
+
+            if (w->scale != 1)
+                x = _mm512_mul_ps(x, scale);
+            if (w->bias)
+                x = _mm512_add_ps(x, bias[p]);
+            if (w->res)
+                x = _mm512_add_ps(x, _mm512_loadu_ps(w->res + r * w->ldres + p * 16));
+            _mm512_storeu_ps(w->c + r * w->ldc + p * 16, x);
+        }
+}
+
+/* Where the chain of a block begins. */
+AMX static void begin(const struct tw_whole *w, float *sum, int P)
+{
+    if (!w->from) {
         _tile_zero(0);
         _tile_zero(2);
+        if (P > 1) {
+            _tile_zero(1);
+            _tile_zero(3);
+        }
+        return;
     }
-    if (P > 1 && w->from) {
+    tw_kern_avx512bf16.epis(sum, 32, w->from, w->ldf, 32, w->n, 1, NULL, NULL, 0);
+    __asm__ volatile("" : : "r"(sum) : "memory");
+    _tile_loadd(0, sum, 128);
+    _tile_loadd(2, sum + 512, 128);
+    if (P > 1) {
         _tile_loadd(1, sum + 16, 128);
         _tile_loadd(3, sum + 528, 128);
-    } else if (P > 1) {
-        _tile_zero(1);
-        _tile_zero(3);
     }
-    for (int q = 0; q < w->parts; q++) {
-        const uint32_t *a = w->part[q].a, *b = w->part[q].b;
-        int64_t bp = w->part[q].bp, s = w->part[q].s;
+}
 
-        if (P > 1)
-            PART(1)
-        else
-            PART(0)
+/* Blocks that are finished as soon as they are summed: what leaves the tiles is still in L1 then. */
+AMX void tw_amx_whole16(const struct tw_whole *all, int P)
+{
+    float sum[32 * 32] __attribute__((aligned(64)));
+    struct tw_whole w = *all;
+
+    memset(sum, 0, sizeof sum);
+    load_config(16, 16, P);
+    for (int64_t n = w.blocks; n > 0; n--, tw_whole_next(&w, 32)) {
+        tw_whole_ahead(&w, 32);
+        begin(&w, sum, P);
+        __asm__ volatile("" : : "r"(sum) : "memory");
+        for (int q = 0; q < w.parts; q++) {
+            const uint32_t *a = w.part[q].a, *b = w.part[q].b;
+            int64_t bp = w.part[q].bp, s = w.part[q].s;
+
+            if (P > 1)
+                PART(1)
+            else
+                PART(0)
+        }
+        _tile_stored(0, sum, 128);
+        _tile_stored(2, sum + 512, 128);
+        if (P > 1) {
+            _tile_stored(1, sum + 16, 128);
+            _tile_stored(3, sum + 528, 128);
+        }
+        __asm__ volatile("" : : "r"(sum) : "memory");
+        finish(&w, sum);
     }
-    _tile_stored(0, sum, 128);
-    _tile_stored(2, sum + 512, 128);
-    if (P > 1) {
-        _tile_stored(1, sum + 16, 128);
-        _tile_stored(3, sum + 528, 128);
-    }
-    __asm__ volatile("" : : "r"(sum) : "memory");
     _tile_release();
-    k->epis(w->c, w->ldc, sum, 32, 32, w->n, w->scale, w->bias, w->res, w->ldres);
 }
 #endif

@@ -18,9 +18,9 @@ struct tw_scan {
     int64_t ldq, ldv, ldg, ldb, ldo, lde;
 };
 
-/* A block of a product from its first step to C: mr rows. The chain begins with FROM (NULL: zero) and
- * runs over the parts in order; A is packed, B lies in panels bp words apart. Then come scale, bias
- * and res, each rounded, and N columns are stored. */
+/* Blocks of a product from their first step to C, mr rows each. The chain begins with FROM (NULL:
+ * zero) and runs over the parts in order; A is packed, B lies in panels bp words apart. Then come
+ * scale, bias and res, each rounded, and N columns are stored. */
 #define TW_WHOLE_PARTS 6
 struct tw_whole {
     const float *from;
@@ -35,7 +35,30 @@ struct tw_whole {
     float scale;
     const float *bias, *res;    /* NULL: none */
     int64_t ldres;
+    int64_t blocks;
+    bool ahead;                 /* ask for the lines that a block will finish before it is summed: that
+                                 * takes longer, and stores would wait for each of them */
 };
+
+static inline void tw_whole_ahead(const struct tw_whole *w, int64_t rows)
+{
+    for (int64_t r = 0; w->ahead && r < rows; r++)
+        for (int64_t c = 0; c < w->n; c += 16) {
+            __builtin_prefetch(w->c + r * w->ldc + c, 1);
+            if (w->res && w->res != w->c)
+                __builtin_prefetch(w->res + r * w->ldres + c, 0);
+        }
+}
+
+/* The next block, ROWS further. */
+static inline void tw_whole_next(struct tw_whole *w, int64_t rows)
+{
+    for (int i = 0; i < w->parts; i++)
+        w->part[i].a = (const float *)w->part[i].a + rows * w->part[i].s;
+    w->from = w->from ? w->from + rows * w->ldf : NULL;
+    w->res = w->res ? w->res + rows * w->ldres : NULL;
+    w->c += rows * w->ldc;
+}
 
 /* c[r * ldc + j] += the sum over tokens t of A(t, r) * b[t * ldb + j], j < n, rounded to bf16: S pairs
  * of K tokens, which is odd where the last pair is half of one. A is packed by pairs() with the first

@@ -160,7 +160,6 @@ static const struct tw_kern *choose(struct tw_cpu *d, const char *isa)
         d->amx.name = "amx";
         d->amx.mm16 = tw_amx_mm16;
         d->amx.whole16 = tw_amx_whole16;
-        d->amx.outer = NULL;
         d->amx.pack16 = tw_amx_pack16;
         d->amx.pairs_a = tw_amx_pairs;
         d->amx.packw = tw_amx_packw;

@@ -143,18 +143,6 @@ static void strip_open(const struct tw_prod *j, const struct tw_tile *t, struct 
     }
 }
 
-/* Asks for the lines of C (and of what is added to it) that a block will finish: its sum takes longer
- * than they do, and stores would wait for each of them. */
-static void ahead(const struct tw_whole *w, int64_t rows)
-{
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t c = 0; c < w->n; c += 16) {
-            __builtin_prefetch(w->c + r * w->ldc + c, 1);
-            if (w->res && w->res != w->c)
-                __builtin_prefetch(w->res + r * w->ldres + c, 0);
-        }
-}
-
 /* A block whose rows are fewer, or for which there is no kernel: by way of the thread's memory. */
 static void finish(const struct tw_prod *j, const struct tw_whole *w, float *c, int64_t ld, int R,
         int np)
@@ -178,8 +166,11 @@ static void strip_last(const struct tw_prod *j, const struct tw_tile *t, const s
     void (*whole)(const struct tw_whole *, int) = j->bf ? j->d->k->whole16 : j->d->k->whole;
     struct tw_whole w = { .part = { { t->a + s * rows,
             (const float *)g->f.b + (e->p * j->s + s) * 16, j->s * 16, n } },
-        .parts = 1 + e->parts, .ldc = g->ldc, .n = e->n, .scale = g->scale,
-        .bias = g->bias ? g->bias + e->c0 : NULL, .ldres = g->ldres };
+        .parts = 1 + e->parts, .from = s ? t->c : NULL, .ldf = s ? t->ld : g->ldc,
+        .c = g->c + t->r0 * g->ldc + e->c0, .ldc = g->ldc, .n = e->n, .scale = g->scale,
+        .bias = g->bias ? g->bias + e->c0 : NULL,
+        .res = g->res ? g->res + t->r0 * g->ldres + e->c0 : NULL, .ldres = g->ldres,
+        .blocks = whole ? rows / j->mr : 0, .ahead = rows > 32 };
     struct tw_tile to = *t;
 
     for (int i = 0; i < e->parts; i++) {
@@ -190,21 +181,14 @@ static void strip_last(const struct tw_prod *j, const struct tw_tile *t, const s
         if (!in_panels(e->f[i]))
             to.b += e->np * 16 * w.part[i + 1].s;
     }
-    for (int64_t r = 0; r < rows; r += j->mr) {
-        int R = (int)tw_min(j->mr, rows - r);
-
-        w.c = g->c + (t->r0 + r) * g->ldc + e->c0;
-        w.res = g->res ? g->res + (t->r0 + r) * g->ldres + e->c0 : NULL;
-        w.from = s ? t->c + r * t->ld : g->cont ? w.c : NULL;
-        w.ldf = s ? t->ld : g->ldc;
-        if (rows > 32)
-            ahead(&w, R);
-        if (R == j->mr && whole)
-            whole(&w, e->np);
-        else
-            finish(j, &w, t->c + r * t->ld, t->ld, R, e->np);
-        for (int i = 0; i < w.parts; i++)
-            w.part[i].a = (const float *)w.part[i].a + j->mr * w.part[i].s;
+    if (!s && g->cont)
+        w.from = w.c;
+    if (w.blocks)
+        whole(&w, e->np);
+    tw_whole_next(&w, w.blocks * j->mr);
+    for (int64_t r = w.blocks * j->mr; r < rows; r += j->mr) {
+        finish(j, &w, t->c + r * t->ld, t->ld, (int)tw_min(j->mr, rows - r), e->np);
+        tw_whole_next(&w, j->mr);
     }
 }
 

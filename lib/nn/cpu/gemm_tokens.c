@@ -28,7 +28,8 @@ struct job {
     int64_t s0, s1;             /* what is done now */
     int64_t mc, nc, nj;         /* rows and panels of an item, items in a row of them */
     int mr, pr;
-    bool thin;                  /* few rows: B is not packed, but read as it lies by the kernel */
+    bool thin;                  /* few rows: B is not packed, but read as it lies by a kernel that
+                                 * adds token by token on all processors */
     float *a;                   /* packed: blocks of kc words, in each blocks of mr rows */
     const struct step *step;    /* NULL: pair i of the sum is 2i and 2i + 1 */
 };
@@ -66,10 +67,10 @@ static void pack_words(const struct job *j, bool left, float *dst, int64_t s, in
         const void *from = tw_elem(src, low, c);
 
         if (low)
-            (left ? k->pairsw_a : k->pairsw)((uint32_t *)to, W, from, ld, R, len, e.n, true,
+            (left && !j->thin ? k->pairsw_a : k->pairsw)((uint32_t *)to, W, from, ld, R, len, e.n, true,
                     left ? 0 : 0x8000);
         else if (j->bf)
-            (left ? k->pairs_a : k->pairs)((uint32_t *)to, W, from, ld, R, len, e.n, true,
+            (left && !j->thin ? k->pairs_a : k->pairs)((uint32_t *)to, W, from, ld, R, len, e.n, true,
                     left ? 0 : 0x8000);
         else
             k->packc(to, W, from, ld, R, len);
@@ -269,14 +270,14 @@ void tw_cpu_gemm_tokens(struct tw_cpu *d, const struct tw_gemm *g)
     struct job j = { .d = d, .g = g, .bf = g->low };
     int64_t items, round;
 
-    j.s = j.bf ? tw_up(g->f.s, 2 * d->k->unit16) / 2 : g->f.s;
-    j.mr = j.bf ? d->k->mr16 : d->k->mr;
+    j.thin = j.bf && d->k->outer && g->m % 8 == 0 && g->m <= THIN;
+    j.s = j.bf ? tw_up(g->f.s, j.thin ? 2 : 2 * d->k->unit16) / 2 : g->f.s;
+    j.mr = j.thin ? 8 : j.bf ? d->k->mr16 : d->k->mr;
     j.pr = j.bf ? d->k->pr16 : d->k->pr;
     j.kc = j.bf ? tw_min(KC, d->k->kc16) : KC;
-    j.thin = j.bf && d->k->outer && g->m % 8 == 0 && g->m <= THIN;
     if (j.thin)
         j.kc = THIN_KC;
-    if (j.bf && d->k->unit16 > 1 && !plan_steps(&j))
+    if (j.bf && !j.thin && d->k->unit16 > 1 && !plan_steps(&j))
         return;
     items = plan(&j);
     round = tw_min(j.s, tw_max(1, A_WORDS / g->m / j.kc) * j.kc);

@@ -98,16 +98,21 @@ VFN void whole_block(const struct tw_whole *t, const int P, const bool bf)
     }
 }
 
-VFN void whole_switch(const struct tw_whole *t, int P, const bool bf)
+VFN void whole_switch(const struct tw_whole *all, int P, const bool bf)
 {
-    if (P == 1)
-        whole_block(t, 1, bf);
+    struct tw_whole t = *all;
+
+    for (int64_t i = 0; i < t.blocks; i++, tw_whole_next(&t, MR)) {
+        tw_whole_ahead(&t, MR);
+        if (P == 1)
+            whole_block(&t, 1, bf);
 #if PR > 1
-    else if (P == 2)
-        whole_block(t, 2, bf);
-    else
-        whole_block(t, 3, bf);
+        else if (P == 2)
+            whole_block(&t, 2, bf);
+        else
+            whole_block(&t, 3, bf);
 #endif
+    }
 }
 
 static void whole(const struct tw_whole *t, int P)

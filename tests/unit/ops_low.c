@@ -1,0 +1,173 @@
+/* ops_low.c - what only products read may be BF16: the bits are those of F32 that the products round */
+#include <stdlib.h>
+#include "data/weights.h"
+#include "help_ops.h"
+#include "test.h"
+
+#define DEVS(h) for (struct help_dev *h = help_devs; h < help_devs + help_ndev; h++)
+#define ON(op, ...) tw_ops(h->d)->op(h->d, __VA_ARGS__)
+#define T 203                   /* odd, and no whole number of blocks */
+#define IN 96
+#define OUT 160
+#define R 16
+
+/* N numbers on the device in F32, and rounded at the start of rows twice as long. */
+static struct tw_tensor tensor(struct help_dev *h, int64_t rows, int64_t n, uint64_t seed, bool low)
+{
+    float *p = help_rand(rows * n, seed, 1);
+    struct tw_tensor x = { .dtype = low ? TW_BF16 : TW_F32, .rows = rows, .cols = n,
+        .ld = low ? 2 * n : n };
+
+    for (int64_t r = 0; low && r < rows; r++)       /* from the front: never over what is to come */
+        for (int64_t i = 0; i < n; i++)
+            ((uint16_t *)p)[r * 2 * n + i] = tw_f32_to_bf16(p[r * n + i]);
+    x.data = help_put(h->d, p, (size_t)(rows * n) * sizeof *p);
+    free(p);
+    return x;
+}
+
+/* The matrices and sums of one of the two ways. */
+struct way {
+    struct tw_tensor x, dy, y, dx, h, s;
+    struct tw_mat dw;
+    float *da, *db;
+};
+
+static void *put(struct help_dev *h, int64_t n, uint64_t seed, float scale)
+{
+    float *p = help_rand(n, seed, scale);
+    void *d = help_put(h->d, p, (size_t)n * sizeof *p);
+
+    free(p);
+    return d;
+}
+
+static void go(struct help_dev *h, struct way *w, const struct tw_mat *m, bool low, int64_t rank)
+{
+    struct tw_lora_run run = { .t0 = 3, .t1 = T, .a = put(h, R * IN, 7, 0.2f),
+        .b = put(h, OUT * R, 8, 0.2f), .r = rank, .scale = 2 };
+    struct tw_lora_ctx c = { .run = &run, .nrun = 1 };
+    float *g = help_rand(OUT * IN, 9, 1);
+
+    *w = (struct way){ .x = tensor(h, T, IN, 1, low), .dy = tensor(h, T, OUT, 2, low),
+        .y = tensor(h, T, OUT, 3, false), .dx = tensor(h, T, IN, 4, false),
+        .h = tensor(h, T, R, 5, false), .s = tensor(h, T, R, 6, false),
+        .dw = help_mat(h->d, g, OUT, IN, TW_F32), .da = put(h, R * IN, 10, 1),
+        .db = put(h, OUT * R, 11, 1) };
+    run.da = w->da;
+    run.db = w->db;
+    ON(lora_linear, &w->y, &w->h, &w->x, m, NULL, NULL, &c);
+    ON(lora_linear_bwd, &w->dx, true, &w->s, &w->dy, &w->x, &w->h, m, &c);
+    ON(linear_dw, &w->dw, NULL, &w->dy, &w->x);
+    ON(free, (void *)run.a), ON(free, (void *)run.b);
+    free(g);
+}
+
+static void same(struct help_dev *h, const void *a, const void *b, int64_t n, const char *what)
+{
+    float *x = help_get(h->d, a, n), *y = help_get(h->d, b, n);
+    bool ok = help_same(x, y, (size_t)n * sizeof *x, what);
+
+    if (!ok)
+        printf("# %s\n", h->name);
+    CHECK(ok);
+    free(x), free(y);
+}
+
+static void close_way(struct help_dev *h, struct way *w)
+{
+    void *p[] = { w->x.data, w->dy.data, w->y.data, w->dx.data, w->h.data, w->s.data, w->dw.data,
+        w->da, w->db };
+
+    for (size_t i = 0; i < sizeof p / sizeof *p; i++)
+        ON(free, p[i]);
+}
+
+static void products(void)
+{
+    static const int64_t rank[] = { 16, 8, 5 };
+    int64_t t0[] = { 0, 50, 51, T };
+
+    DEVS(h)
+        for (int i = 0; i < 3 && tw_ops(h->d)->low_in; i++) {
+            float *f = help_rand(OUT * IN, 12, 0.2f);
+            struct tw_mat m = help_mat(h->d, f, OUT, IN, TW_BF16);
+            struct way a, b;
+
+            ON(begin, TW_BF16, t0, 3);
+            go(h, &a, &m, false, rank[i]);
+            go(h, &b, &m, true, rank[i]);
+            ON(begin, TW_F32, NULL, 0);
+            same(h, a.y.data, b.y.data, T * OUT, "y");
+            same(h, a.dx.data, b.dx.data, T * IN, "dx");
+            same(h, a.dw.data, b.dw.data, tw_ops(h->d)->mat_elems(h->d, OUT, IN, TW_F32), "dw");
+            same(h, a.da, b.da, rank[i] * IN, "da");
+            same(h, a.db, b.db, OUT * rank[i], "db");
+            close_way(h, &a);
+            close_way(h, &b);
+            ON(free, m.data);
+            free(f);
+        }
+}
+
+/* LOW's rows are those of F32, rounded. */
+static void rounded(struct help_dev *h, const struct tw_tensor *low, const struct tw_tensor *f32,
+        const char *what)
+{
+    float *x = help_get(h->d, low->data, low->rows * low->ld / 2);
+    float *y = help_get(h->d, f32->data, f32->rows * f32->ld);
+    bool ok = true;
+
+    for (int64_t r = 0; r < low->rows; r++)
+        for (int64_t i = 0; i < low->cols; i++)
+            ok &= ((uint16_t *)x)[r * low->ld + i] == tw_f32_to_bf16(y[r * f32->ld + i]);
+    if (!ok)
+        printf("# %s, %s\n", what, h->name);
+    CHECK(ok);
+    free(x), free(y);
+}
+
+static void norm_and_glu(void)
+{
+    DEVS(h) {
+        struct tw_tensor x = tensor(h, T, IN, 1, false), n[2], y[2], z[2], gate[2], up[2];
+        struct tw_tensor dy = tensor(h, T, IN, 2, false), g, u;
+        float *w = put(h, IN, 3, 1), *rstd = put(h, T, 4, 1);
+
+        if (!tw_ops(h->d)->low_in)
+            continue;
+        for (int i = 0; i < 2; i++) {
+            n[i] = tensor(h, T, IN, 9, i);
+            y[i] = tensor(h, T, IN, 5, i);
+            z[i] = tensor(h, T, IN, 6, i);
+            gate[i] = tensor(h, T, IN, 7, false);
+            up[i] = tensor(h, T, IN, 8, false);
+            g = gate[i], u = up[i];
+            if (i) {
+                g.dtype = u.dtype = TW_BF16;
+                g.ld *= 2, u.ld *= 2;
+            }
+            ON(rmsnorm, &n[i], rstd, &x, w, IN, 1e-5f, 0);
+            ON(glu, &y[i], &gate[i], &up[i], TW_SILU);
+            ON(glu_bwd, &g, &u, &z[i], &dy, &gate[i], &up[i], TW_SILU);
+        }
+        rounded(h, &n[1], &n[0], "rmsnorm");
+        rounded(h, &y[1], &y[0], "glu");
+        rounded(h, &z[1], &y[0], "glu, made again");
+        rounded(h, &g, &gate[0], "dgate");
+        rounded(h, &u, &up[0], "dup");
+        for (int i = 0; i < 2; i++)
+            ON(free, n[i].data), ON(free, y[i].data), ON(free, z[i].data), ON(free, gate[i].data),
+                    ON(free, up[i].data);
+        ON(free, x.data), ON(free, dy.data), ON(free, w), ON(free, rstd);
+    }
+}
+
+int main(void)
+{
+    help_open();
+    RUN(products);
+    RUN(norm_and_glu);
+    help_close();
+    return test_end();
+}
