@@ -178,7 +178,7 @@ static void embedding(void)
 static void heads(void)
 {
     static const int64_t s[][4] = { { 5, 7, 3, 16 }, { 40, 60, 100, 64 }, { 300, 290, 1000, 128 },
-        { 130, 128, 4099, 72 } };
+        { 130, 128, 4099, 72 }, { 5, 7, 20004, 24 }, { 4, 5, 128256, 16 }, { 4, 4, 151936, 16 } };
 
     EACH(s)
         for (int more = 0; more < 2; more++) {

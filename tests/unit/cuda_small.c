@@ -114,14 +114,18 @@ static void eight_bits(void)
     healthy();
 }
 
-/* linear_dw() and head() write what is unset, whatever is there. */
+/* linear_dw(), head() and embed_bwd() write what is unset, whatever is there. */
 static void unset_gradients(void)
 {
     enum { T = 24, R = 16, K = 40 };
     struct both x = tensor(T, K, 0, false, 1), dy = tensor(T, R, 0, false, 1);
     struct both a = matrix(R, K, TW_F32), b = matrix(R, K, TW_F32);
+    int32_t id[T], *token;
 
     CHECK(tw_ops(gpu)->sets);
+    for (int i = 0; i < T; i++)
+        id[i] = i * 5 % R;
+    token = put(gpu, id, sizeof id);
     G(zero, a.mg.data, R * K * 4);
     b.mg.unset = true;
     for (int i = 0; i < 2; i++) {
@@ -129,6 +133,14 @@ static void unset_gradients(void)
         G(linear_dw, &b.mg, NULL, &dy.g, &x.g);
         CHECK(!b.mg.unset && alike(gpu, a.mg.data, gpu, b.mg.data, R * K * 4));
     }
+    G(zero, a.mg.data, R * K * 4);
+    b.mg.unset = true;
+    for (int i = 0; i < 2; i++) {
+        G(embed_bwd, &a.mg, &x.g, token);
+        G(embed_bwd, &b.mg, &x.g, token);
+        CHECK(!b.mg.unset && alike(gpu, a.mg.data, gpu, b.mg.data, R * K * 4));
+    }
+    G(free, token);
     done(&x), done(&dy), done(&a), done(&b);
     healthy();
 }
