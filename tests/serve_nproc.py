@@ -409,3 +409,48 @@ def equal(folder):
         w = x.get("weights", [1] * len(x["tokens"]))
         assert f["input_ids"] == x["tokens"]
         assert f["labels"] == [t if v else -100 for t, v in zip(x["tokens"][1:], w[1:])] + [-100]
+
+
+def outlive(n):
+    """N 0 makes objects and is in the middle of their loops; 1, after kill -9, goes on; 2, again."""
+    if n == 0:
+        sid = session()
+        h = {"X-Twinkle-Session-Id": sid}
+        p = create("preprocessor", "SelfCognitionProcessor", headers=h, model_name="Tw", model_author="Me")
+        d = create("dataset", "Dataset", headers=h, dataset_meta=meta(data=rows(11)))
+        do(d, "map", preprocess_func=p)
+        do(d, "set_template", template_func="Template", model_id="ms://tiny", max_length=256)
+        do(d, "encode", add_generation_prompt=False)
+        do(d, "nosuch", 400)
+        l = create("dataloader", "DataLoader", headers=h, dataset=d, batch_size=2, shuffle=True)
+        do(l, "set_processor", processor_cls="InputProcessor")
+        r = create("reward", "GSM8KAccuracyReward")
+        packs = create("dataset", "IterablePackingDataset", dataset_meta=meta(data=rows(9)))
+        do(packs, "set_template", template_func="Template", model_id="ms://tiny", max_length=128)
+        gone = create("template", "Template", headers={"X-Twinkle-Session-Id": session()}, model_id="ms://tiny")
+        want = [drain(l) for _ in range(2)]
+        assert want[0] != want[1]
+        twin = create("dataloader", "DataLoader", headers=h, dataset=d, batch_size=2, shuffle=True)
+        do(twin, "set_processor", processor_cls="InputProcessor")
+        do(twin, "__iter__")
+        assert [do(twin, "__next__") for _ in range(3)] == want[0][:3]
+        do(d, "__iter__")
+        it = [do(d, "__next__") for _ in range(4)]
+        json.dump([sid, p, d, l, r, twin, want, it, items(d)], open("ids", "w"))
+        return
+    sid, p, d, l, r, twin, want, it, all = json.load(open("ids"))
+    assert items(d) == all
+    if n == 1:
+        assert do(twin, "__next__") == want[0][3]
+        assert do(d, "__next__") == all[4]
+        return
+    assert [do(twin, "__next__") for _ in range(2)] == want[0][4:]
+    assert drain(twin) == want[1]
+    assert do(d, "__next__") == all[5]
+    assert do(l, "get_state")["consumed_train_samples"] == 24
+    assert do(r, "__call__", trajectories=[], ground_truths=[]) == []
+    other = create("dataset", "Dataset", dataset_meta=meta(data=rows(2)))
+    do(other, "map", preprocess_func=p)
+    serve_client.expect(204, "POST", "/api/v1/sessions/%s/finish" % sid, {"reason": {"type": "success"}})
+    eventually(lambda: "ended" in str(call("POST", BASE + "call", {"processor_id": d, "function": "__len__"}).body))
+    assert len(items(other)) == 2

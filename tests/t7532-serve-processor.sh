@@ -81,4 +81,19 @@ test_case 'features are those of tw-preprocess and tw-encode' '
 	serve_stop
 	test_equal $STATUS 0
 '
+test_case 'objects and their loops outlive kill -9' '
+	serve_start --state st
+	proc "outlive(0)"
+	for n in 1 2; do
+		serve_stop KILL
+		serve_start --state st
+		proc "outlive($n)"
+	done
+	serve_stop
+	test_equal $STATUS 0
+	serve_start --state st
+	ask "
+assert all(metric(n) >= 0 for n in [\"tw_optimizer_steps_total\"])"
+	! grep -q "done again" serve.err
+'
 test_done

@@ -1,21 +1,10 @@
-/* nproc.c - /api/v1/processor/twinkle: the table of objects, whose turn it is, answers */
+/* nproc.c - objects of /api/v1/processor/twinkle: their table, whose turn it is, answers */
 #include "nproc.h"
 #include "base/io.h"
 #include "serve/nat.h"
 #include <stdlib.h>
 
-struct tw_np {
-    struct tw_srv *s;
-    struct tw_map_of objs;      /* by id */
-    struct tw_list_of list;     /* the same as they were made */
-    struct tw_np_lane *lane[2]; /* [1]: what is long */
-    struct tw_np_env env;
-    struct tw_np_base base;
-    struct tw_list data; /* --data */
-    char *saved;
-};
-
-static const char *const types[] = {
+const char *const tw_np_types[] = {
         "dataset", "dataloader", "preprocessor", "processor", "reward", "template"};
 
 /* ---- objects ---- */
@@ -28,16 +17,20 @@ static void unref(struct tw_np_obj *o)
     if (o->uses)
         unref(o->uses);
     free(o->session);
+    free(o->where);
     free(o);
 }
 
-static struct tw_np_obj *obj_new(
-        struct tw_np *np, struct tw_tenant *t, enum tw_np_type type, const char *session)
+struct tw_np_obj *tw_np_obj_new(struct tw_np *np, struct tw_tenant *t, enum tw_np_type type,
+        const char *session, const char *id)
 {
     struct tw_np_obj *o = tw_xcalloc(1, sizeof *o);
 
     memcpy(o->id, "pid:", 4);
-    tw_random_hex(o->id + 4, 16);
+    if (id)
+        snprintf(o->id, sizeof o->id, "%s", id);
+    else
+        tw_random_hex(o->id + 4, 16);
     o->type = type;
     o->tenant = t;
     o->session = session ? tw_xstrdup(session) : NULL;
@@ -55,6 +48,7 @@ static void drop(struct tw_np *np, struct tw_np_obj *o)
     if (o->gone)
         return;
     o->gone = true;
+    tw_np_forget(np, o);
     tw_map_del(&np->objs, o->id);
     tw_list_del(&np->list, o);
     if (o->home->now && o->home->now->obj == o)
@@ -65,8 +59,7 @@ static void drop(struct tw_np *np, struct tw_np_obj *o)
     unref(o);
 }
 
-/* What a tenant has: objects, calls that wait, bytes of rows. */
-static void count(const struct tw_np *np, const struct tw_tenant *t, int64_t *objects,
+void tw_np_use(const struct tw_np *np, const struct tw_tenant *t, int64_t *objects,
         int64_t *calls, int64_t *bytes)
 {
     *objects = *calls = *bytes = 0;
@@ -130,11 +123,46 @@ static void start(struct tw_np *np, struct tw_np_obj *home)
     if (!home->first)
         home->last = &home->first;
     home->now = j;
-    count(np, j->tenant, &objects, &calls, &bytes);
+    tw_np_use(np, j->tenant, &objects, &calls, &bytes);
     j->room = TW_NP_BYTES;
     if (j->tenant->disk && j->tenant->disk - j->tenant->disk_used - bytes < j->room)
         j->room = j->tenant->disk - j->tenant->disk_used - bytes;
     tw_np_lane_put(np->lane[j->fn->is_long], j);
+}
+
+static void enqueue(struct tw_np *np, struct tw_np_job *j)
+{
+    struct tw_np_obj *home = j->obj->home;
+
+    if (j->obj->gone)
+        atomic_store(&j->stop, true);
+    j->next = NULL;
+    *home->last = j;
+    home->last = &j->next;
+    start(np, home);
+}
+
+static void reply(struct tw_np_job *j)
+{
+    if (j->req) {
+        j->req->gone = NULL;
+        answer(j);
+    }
+    job_free(j);
+}
+
+/* The store has what J did. */
+static void kept(void *arg, struct tw_op *o)
+{
+    struct tw_srv *s = arg;
+    struct tw_np_job *j = o->user;
+
+    if (o->err.code) {
+        tw_alert(s, "store", o->err.msg);
+        if (j->req)
+            tw_fail(&j->err, NULL, 0, "the call could not be written to the journal");
+    }
+    reply(j);
 }
 
 static void done(void *arg, struct tw_mail *m)
@@ -143,7 +171,7 @@ static void done(void *arg, struct tw_mail *m)
     struct tw_np_job *j = (struct tw_np_job *)m;
     struct tw_np *np = j->np;
     struct tw_np_obj *o = j->obj, *home = o->home;
-    bool create = !strcmp(j->fn->name, "create");
+    bool create = !strcmp(j->fn->name, "create"), again = j->again;
 
     home->now = NULL;
     o->ncalls--;
@@ -151,13 +179,14 @@ static void done(void *arg, struct tw_mail *m)
     if (o->type == TW_NP_DATASET && o->impl)
         o->bytes = tw_np_data_bytes(o->impl);
     home->refs++; /* until its next call has begun */
-    if (j->req) {
-        j->req->gone = NULL;
-        answer(j);
-    }
-    if (create && (j->err.code || !j->req)) /* nobody knows its name */
+    if (again && j->err.code && !s->closing)
+        tw_notice("%s: %s cannot be done again, the object is gone: %s", o->id, j->fn->name, j->err.msg);
+    if (j->err.code ? create || again : create && !j->req && !again) /* nobody knows its name */
         drop(np, o);
-    job_free(j);
+    if (j->fn->keeps && !again && !j->err.code && !o->gone)
+        tw_np_keep(np, j, kept);
+    else
+        reply(j);
     if (s->closing)
         while ((j = home->first)) {
             home->first = j->next;
@@ -166,6 +195,8 @@ static void done(void *arg, struct tw_mail *m)
         }
     start(np, home);
     unref(home);
+    if (again && !s->closing)
+        tw_np_again_next(np);
 }
 
 static void gone(struct tw_req *r)
@@ -177,9 +208,9 @@ static void gone(struct tw_req *r)
         atomic_store(&j->stop, true);
 }
 
-/* Objects of the tenant that the body's texts "pid:.." name. -1: a 404 was sent. */
-static int find_refs(
-        struct tw_np *np, struct tw_req *r, const struct tw_json *body, struct tw_np_job *j)
+/* Objects of the tenant that the body's texts "pid:.." name. -1: ERR. */
+static int find_refs(struct tw_np *np, struct tw_tenant *t, const struct tw_json *body,
+        struct tw_np_job *j, struct tw_err *err)
 {
     for (int64_t i = 0; i < body->n; i++) {
         const struct tw_json *v = &body->item[i];
@@ -189,15 +220,11 @@ static int find_refs(
                 tw_str_is(v->key, "processor_id"))
             continue;
         o = tw_map_get(&np->objs, v->str);
-        if (!o || o->tenant != r->tenant) {
-            tw_reply_error(r, 404, "%.*s: there is no such object",
+        if (!o || o->tenant != t)
+            return tw_fail_code(err, TW_ENOTFOUND, NULL, 0, "%.*s: there is no such object",
                     (int)(v->key.n < 100 ? v->key.n : 100), v->key.p);
-            return -1;
-        }
-        if (j->nref == TW_NP_REFS) {
-            tw_reply_error(r, 400, "more than %d objects in one call", TW_NP_REFS);
-            return -1;
-        }
+        if (j->nref == TW_NP_REFS)
+            return tw_fail(err, NULL, 0, "more than %d objects in one call", TW_NP_REFS);
         o->refs++;
         j->ref[j->nref++] = o;
     }
@@ -214,7 +241,7 @@ static void settle(struct tw_np_obj *o, const struct tw_np_job *j)
         }
 }
 
-static const struct tw_np_fn *fn_of(enum tw_np_type type, struct tw_str name)
+const struct tw_np_fn *tw_np_fn_of(enum tw_np_type type, struct tw_str name)
 {
     for (const struct tw_np_fn *f = tw_np_fns; f->name; f++)
         if (f->type == type && tw_str_is(name, f->name))
@@ -222,138 +249,124 @@ static const struct tw_np_fn *fn_of(enum tw_np_type type, struct tw_str name)
     return NULL;
 }
 
-/* O NULL: one of TYPE is made. */
-static void submit(struct tw_np *np, struct tw_req *r, const struct tw_json *body,
-        const struct tw_np_fn *fn, struct tw_np_obj *o, const char *session)
+/* What FN does to O, which may not be there yet: J's parts that come of T. */
+static void fill(struct tw_np *np, struct tw_np_job *j, struct tw_np_obj *o, struct tw_tenant *t,
+        const struct tw_np_fn *fn, struct tw_str body)
 {
-    struct tw_np_job *j = tw_xcalloc(1, sizeof *j);
     unsigned char sum[32];
     struct tw_sha256 h;
 
-    if (find_refs(np, r, body, j)) {
-        for (int i = 0; i < j->nref; i++)
-            unref(j->ref[i]);
-        free(j);
-        return;
-    }
-    if (!o) {
-        o = obj_new(np, r->tenant, fn->type, session);
-        settle(o, j);
-    }
     o->refs++;
     o->ncalls++;
     j->mail.run = done;
     j->np = np;
     j->obj = o;
     j->fn = fn;
-    j->tenant = r->tenant;
+    j->tenant = t;
     j->env = &np->env;
     j->out.max = TW_NP_ANSWER;
     j->arg = (struct tw_np_args){
-            .a = &j->arena, .what = !strcmp(fn->name, "create") ? types[fn->type] : fn->name};
-    j->body = tw_arena_str(&j->arena, r->body);
+            .a = &j->arena, .what = !strcmp(fn->name, "create") ? tw_np_types[fn->type] : fn->name};
+    j->body = tw_arena_str(&j->arena, body);
     tw_sha256_init(&h);
-    tw_sha256_add(&h, r->tenant->name, strlen(r->tenant->name));
+    tw_sha256_add(&h, t->name, strlen(t->name));
     tw_sha256_end(&h, sum);
     tw_hex(j->saved, sum, 8);
+}
+
+void tw_np_submit(struct tw_np *np, struct tw_req *r, const struct tw_json *body,
+        const struct tw_np_fn *fn, struct tw_np_obj *o, const char *session)
+{
+    struct tw_np_job *j = tw_xcalloc(1, sizeof *j);
+    struct tw_err err = {0};
+
+    if (find_refs(np, r->tenant, body, j, &err)) {
+        tw_reply_error(r, err.code == TW_ENOTFOUND ? 404 : 400, "%s", err.msg);
+        for (int i = 0; i < j->nref; i++)
+            unref(j->ref[i]);
+        free(j);
+        return;
+    }
+    if (!o) {
+        o = tw_np_obj_new(np, r->tenant, fn->type, session, NULL);
+        settle(o, j);
+    }
+    fill(np, j, o, r->tenant, fn, r->body);
     j->req = r;
     r->user = j;
     r->gone = gone;
-    *o->home->last = j;
-    o->home->last = &j->next;
-    start(np, o->home);
-}
-
-/* ---- routes ---- */
-
-/* The session that the request is made in, "" none; NULL: a 404 was sent. */
-static const char *session_of(struct tw_srv *s, struct tw_req *r)
-{
-    const char *id = tw_req_header(r, "X-Twinkle-Session-Id");
-    const struct tw_sess *e = id && *id ? tw_map_gets(&s->sessions, id) : NULL;
-
-    if (!id || !*id)
-        return "";
-    if (e && e->tenant == r->tenant && !e->finished)
-        return e->id;
-    tw_reply_error(r, 404, "X-Twinkle-Session-Id: there is no such session, or it has ended");
-    return NULL;
-}
-
-static bool too_many(struct tw_np *np, struct tw_req *r, bool create)
-{
-    int64_t objects, calls, bytes;
-
-    count(np, r->tenant, &objects, &calls, &bytes);
-    if (create && objects >= TW_NP_OBJECTS)
-        tw_reply_error(r, 400,
-                "Processor limit exceeded: %lld of %d objects; they end with their session",
-                (long long)objects, TW_NP_OBJECTS);
-    else if (calls >= TW_NP_WAITING) {
-        tw_reply_header(r, "Retry-After", "1");
-        tw_reply_error(r, 429, "this tenant has too many calls that wait");
-    } else
-        return false;
-    return true;
-}
-
-static void create(struct tw_srv *s, struct tw_req *r)
-{
-    const struct tw_json *body = tw_nat_head(r) ? tw_req_json(r) : NULL;
-    const char *session;
-    struct tw_str type, kind;
-    size_t i = 0;
-
-    if (!body || tw_req_text(r, body, "processor_type", true, &type) < 0 ||
-            tw_req_text(r, body, "class_type", true, &kind) < 0 || !(session = session_of(s, r)) ||
-            too_many(s->np, r, true))
-        return;
-    while (i < sizeof types / sizeof *types && !tw_str_is(type, types[i]))
-        i++;
-    if (i == sizeof types / sizeof *types)
-        tw_reply_error(r, 400,
-                "Invalid processor type: it is dataset, dataloader, preprocessor, processor, "
-                "reward "
-                "or template");
-    else
-        submit(s->np, r, body, fn_of((enum tw_np_type)i, TW_STR_LIT("create")), NULL,
-                *session ? session : NULL);
-}
-
-static void call(struct tw_srv *s, struct tw_req *r)
-{
-    const struct tw_json *body = tw_nat_head(r) ? tw_req_json(r) : NULL;
-    const struct tw_np_fn *fn;
-    struct tw_np_obj *o;
-    struct tw_str id, name;
-    struct tw_buf known = {0};
-
-    if (!body || tw_req_text(r, body, "processor_id", true, &id) < 0 ||
-            tw_req_text(r, body, "function", true, &name) < 0)
-        return;
-    o = tw_map_get(&s->np->objs, id);
-    if (!o || o->tenant != r->tenant) { /* not there and somebody else's look the same */
-        tw_reply_error(r, 404,
-                "there is no such object: it ended with its session, by age or with the server");
-        return;
+    if (np->recalling) {
+        *np->held_last = j;
+        np->held_last = &j->next;
+    } else {
+        enqueue(np, j);
     }
-    fn = tw_str_is(name, "create") ? NULL : fn_of(o->type, name);
-    if (!fn) {
-        for (const struct tw_np_fn *f = tw_np_fns; f->name; f++)
-            if (f->type == o->type && strcmp(f->name, "create"))
-                tw_buf_printf(&known, " %s", f->name);
-        tw_reply_error(r, 400, "a %s has no function %.*s; it has%s", types[o->type],
-                (int)(name.n < 100 ? name.n : 100), name.p, known.n ? known.p : " none");
-        tw_buf_free(&known);
-        return;
-    }
-    if (!too_many(s->np, r, false))
-        submit(s->np, r, body, fn, o, NULL);
 }
 
-const struct tw_endpoint tw_routes_nproc[] = {
-        {"POST", "api/v1/processor/twinkle/create", TW_RIGHT_ANY, create},
-        {"POST", "api/v1/processor/twinkle/call", TW_RIGHT_ANY, call}, {0}};
+/* ---- calls of before the start ---- */
+
+void tw_np_again(struct tw_np *np, struct tw_np_obj *o, struct tw_str fn, struct tw_str body)
+{
+    const struct tw_np_fn *f = tw_np_fn_of(o->type, fn);
+    struct tw_np_job *j;
+
+    if (!f)
+        return;
+    j = tw_xcalloc(1, sizeof *j);
+    fill(np, j, o, o->tenant, f, body);
+    j->again = true;
+    *np->again_last = j;
+    np->again_last = &j->next;
+    np->recalling = true;
+}
+
+/* All are done: loops go on where they were, and clients get their turns. */
+static void recalled(struct tw_np *np)
+{
+    struct tw_np_job *j;
+
+    np->recalling = false;
+    for (int64_t i = np->list.n; i--;) {
+        struct tw_np_obj *o = np->list.v[i];
+
+        if (o->ended || (!o->impl && !o->ncalls))
+            drop(np, o); /* or its making is not in the store */
+        else if (o->where && o->type == TW_NP_DATASET)
+            tw_np_data_go(o->impl, o->where);
+        else if (o->where && o->type == TW_NP_LOADER)
+            tw_np_loader_go(o->impl, o->where);
+    }
+    while ((j = np->held)) {
+        np->held = j->next;
+        enqueue(np, j);
+    }
+    np->held_last = &np->held;
+}
+
+void tw_np_again_next(struct tw_np *np)
+{
+    struct tw_np_job *j;
+
+    while ((j = np->again)) {
+        struct tw_err err = {0};
+        const struct tw_json *body = tw_json_parse(&j->arena, j->body, &err);
+
+        np->again = j->next;
+        if (!j->obj->gone && body && !find_refs(np, j->tenant, body, j, &err)) {
+            if (!strcmp(j->fn->name, "create"))
+                settle(j->obj, j);
+            enqueue(np, j);
+            return;
+        }
+        if (!j->obj->gone)
+            tw_notice("%s: %s cannot be done again, the object is gone: %s", j->obj->id, j->fn->name,
+                    err.msg);
+        j->obj->ncalls--;
+        drop(np, j->obj);
+        job_free(j);
+    }
+    recalled(np);
+}
 
 /* ---- the server's start, life and end ---- */
 
@@ -364,6 +377,8 @@ int tw_np_open(struct tw_srv *s, struct tw_err *err)
     s->np = np;
     np->s = s;
     pthread_mutex_init(&np->base.lock, NULL);
+    np->again_last = &np->again;
+    np->held_last = &np->held;
     np->saved = tw_path_join(tw_store_dir(s->store), "saved");
     np->env = (struct tw_np_env){.model_dir = tw_worker_dir(s->worker),
             .name = s->name,
@@ -381,13 +396,15 @@ int tw_np_open(struct tw_srv *s, struct tw_err *err)
     for (int i = 0; i < 2; i++)
         if (!(np->lane[i] = tw_np_lane_open(&s->box, err)))
             return -1;
-    return 0;
+    return tw_np_recall(np, err);
 }
 
 void tw_np_tick(struct tw_srv *s, double now)
 {
     struct tw_np *np = s->np;
 
+    if (np->recalling)
+        return;
     for (int64_t i = np->list.n; i--;) {
         struct tw_np_obj *o = np->list.v[i];
         const struct tw_sess *e = o->session ? tw_map_gets(&s->sessions, o->session) : NULL;
@@ -404,8 +421,22 @@ int64_t tw_np_count(const struct tw_srv *s)
 
 void tw_np_stop(struct tw_srv *s)
 {
+    if (s->np)
+        s->np->ending = true;
     for (int i = 0; s->np && i < 2; i++)
         tw_np_lane_close(s->np->lane[i]);
+}
+
+static void free_list(struct tw_np_job *j)
+{
+    struct tw_np_job *next;
+
+    for (; j; j = next) {
+        next = j->next;
+        if (j->req)
+            j->req->gone = NULL;
+        job_free(j);
+    }
 }
 
 void tw_np_free(struct tw_srv *s)
@@ -414,6 +445,8 @@ void tw_np_free(struct tw_srv *s)
 
     if (!np)
         return;
+    free_list(np->again);
+    free_list(np->held);
     while (np->list.n)
         drop(np, np->list.v[np->list.n - 1]);
     free(np->list.v);

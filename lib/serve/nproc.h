@@ -1,10 +1,10 @@
 /* nproc.h - datasets, loaders, preprocessors, rewards and templates that clients of Twinkle's own
  * protocol keep on the server: /api/v1/processor/twinkle/create and /call. An object belongs to its
- * tenant, is named by an id that nobody can guess, and ends with its session, by age, or with the
- * server. The loop's thread keeps the table and the order of calls; two threads of their own do
- * what is called, one what is long (reading, mapping, encoding), one what is short, and one call of
- * an object at a time. Rows are in unnamed files under the state, so memory does not grow with the
- * data. */
+ * tenant, is named by an id that nobody can guess, and ends with its session or by age; after a start
+ * of the server it is made again by the same calls. The loop's thread keeps the table and the order of
+ * calls; two threads of their own do what is called, one what is long (reading, mapping, encoding), one
+ * what is short, and one call of an object at a time. Rows are in unnamed files under the state, so
+ * memory does not grow with the data. */
 #ifndef TW_SERVE_NPROC_H
 #define TW_SERVE_NPROC_H
 #include "serve/srv_priv.h"
@@ -48,6 +48,9 @@ struct tw_np_obj {
     struct tw_np_obj *uses; /* that dataset, referenced */
     struct tw_np_job *now, *first, **last; /* of a home: the call being done; those that wait */
     int64_t bytes;                         /* of its rows */
+    bool kept;                             /* the store knows it */
+    bool ended;                            /* before the start: here for those that it went into */
+    char *where;                           /* after a start: the position to go to; NULL: none */
     void *impl;                            /* of the type, see below; NULL until it is made */
 };
 
@@ -91,6 +94,7 @@ struct tw_np_job {
     int64_t room;          /* bytes of rows that the tenant may still have */
     struct tw_buf out;     /* the result, JSON */
     struct tw_err err;
+    bool again;       /* what was done before the server's start is done again */
     bool exhausted;   /* 410 */
     atomic_bool stop; /* the object is gone, or the server ends */
 };
@@ -99,10 +103,45 @@ struct tw_np_fn {
     enum tw_np_type type;
     const char *name; /* "create", or what is called */
     bool is_long;
+    char keeps; /* c: done again after a start of the server; w: moves the position; 0: leaves no trace */
     int (*run)(struct tw_np_job *j, struct tw_err *err); /* on a lane */
 };
 extern const struct tw_np_fn tw_np_fns[]; /* ends with a NULL name */
 void tw_np_impl_free(struct tw_np_obj *o);
+
+struct tw_np {
+    struct tw_srv *s;
+    struct tw_map_of objs;      /* by id */
+    struct tw_list_of list;     /* the same as they were made */
+    struct tw_np_lane *lane[2]; /* [1]: what is long */
+    struct tw_np_env env;
+    struct tw_np_base base;
+    struct tw_list data; /* --data */
+    char *saved;
+    struct tw_np_job *again, **again_last; /* calls of before the start, one after the other */
+    struct tw_np_job *held, **held_last;   /* what clients ask in the meantime */
+    bool recalling, ending;
+};
+
+/* nproc_keep.c: objects outlive the server by the calls that made them what they are. THEN hears when
+ * the store has what J did; J is its op's user. */
+void tw_np_keep(struct tw_np *np, struct tw_np_job *j, void (*then)(void *arg, struct tw_op *o));
+void tw_np_forget(struct tw_np *np, struct tw_np_obj *o);
+int tw_np_recall(struct tw_np *np, struct tw_err *err);
+
+/* nproc.c */
+extern const char *const tw_np_types[]; /* by enum tw_np_type */
+const struct tw_np_fn *tw_np_fn_of(enum tw_np_type type, struct tw_str name); /* NULL: none */
+/* What a tenant has: objects, calls that wait, bytes of rows. */
+void tw_np_use(const struct tw_np *np, const struct tw_tenant *t, int64_t *objects, int64_t *calls,
+        int64_t *bytes);
+/* O NULL: one of FN's type is made. */
+void tw_np_submit(struct tw_np *np, struct tw_req *r, const struct tw_json *body,
+        const struct tw_np_fn *fn, struct tw_np_obj *o, const char *session);
+struct tw_np_obj *tw_np_obj_new(struct tw_np *np, struct tw_tenant *t, enum tw_np_type type,
+        const char *session, const char *id);
+void tw_np_again(struct tw_np *np, struct tw_np_obj *o, struct tw_str fn, struct tw_str body);
+void tw_np_again_next(struct tw_np *np);
 
 /* nproc_lane.c: a thread and its queue. Tenants take turns. */
 struct tw_np_lane;
@@ -208,6 +247,11 @@ int tw_np_data_get(
 int64_t tw_np_data_bytes(const struct tw_np_data *d);
 void tw_np_data_free(struct tw_np_data *d);
 void tw_np_loader_free(struct tw_np_loader *l);
+/* The position in rows, as numbers of a line of text. */
+void tw_np_data_where(const struct tw_np_data *d, char out[160]);
+void tw_np_data_go(struct tw_np_data *d, const char *where);
+void tw_np_loader_where(const struct tw_np_loader *l, char out[160]);
+void tw_np_loader_go(struct tw_np_loader *l, const char *where);
 
 /* The functions of the table, by file. */
 typedef int tw_np_call(struct tw_np_job *j, struct tw_err *err);

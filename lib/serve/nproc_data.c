@@ -251,6 +251,20 @@ int tw_np_data_next(struct tw_np_job *j, struct tw_err *err)
     return tw_np_data_get(d, d->at++, &j->out, err);
 }
 
+void tw_np_data_where(const struct tw_np_data *d, char out[160])
+{
+    snprintf(out, 160, "%lld %d", (long long)d->at, d->pack != NULL);
+}
+
+/* Packed by __iter__, and not by a call of its own: the next one packs again. */
+void tw_np_data_go(struct tw_np_data *d, const char *where)
+{
+    char *end;
+    long long at = strtoll(where, &end, 10);
+
+    d->at = *end == ' ' && end[1] == '1' && d->packs && !d->pack ? -1 : at;
+}
+
 int64_t tw_np_data_bytes(const struct tw_np_data *d)
 {
     int64_t n = tw_np_rows_bytes(d->mix);

@@ -175,6 +175,21 @@ int tw_np_loader_next(struct tw_np_job *j, struct tw_err *err)
     return 0;
 }
 
+void tw_np_loader_where(const struct tw_np_loader *l, char out[160])
+{
+    snprintf(out, 160, "%lld %lld %lld %lld %lld", (long long)l->epoch, (long long)l->at, (long long)l->n,
+            (long long)l->skip, (long long)l->consumed);
+}
+
+void tw_np_loader_go(struct tw_np_loader *l, const char *where)
+{
+    int64_t *const to[] = {&l->epoch, &l->at, &l->n, &l->skip, &l->consumed};
+    char *end = (char *)(uintptr_t)where;
+
+    for (size_t i = 0; i < sizeof to / sizeof *to; i++)
+        *to[i] = strtoll(end, &end, 10);
+}
+
 void tw_np_loader_free(struct tw_np_loader *l)
 {
     if (l)

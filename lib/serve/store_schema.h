@@ -2,7 +2,7 @@
 #ifndef TW_SERVE_STORE_SCHEMA_H
 #define TW_SERVE_STORE_SCHEMA_H
 
-#define TW_STORE_VERSION 6
+#define TW_STORE_VERSION 7
 
 /* step[v] brings a store of version v to v + 1. Times are seconds since 1970. */
 static const char *const tw_store_step[TW_STORE_VERSION] = {
@@ -46,7 +46,13 @@ static const char *const tw_store_step[TW_STORE_VERSION] = {
     "CREATE TABLE native (run TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (run, name))"
     " WITHOUT ROWID;",
     /* coded + 2: body is a number, the length of the file journal/n, which holds it. */
-    "CREATE TRIGGER body_gone AFTER DELETE ON body WHEN old.coded > 1 BEGIN SELECT body_gone(old.n); END;"
+    "CREATE TRIGGER body_gone AFTER DELETE ON body WHEN old.coded > 1 BEGIN SELECT body_gone(old.n); END;",
+    /* Datasets and the like of the native API: the calls that made them, and where their loops are. */
+    "CREATE TABLE object (n INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL,"
+    " session TEXT, type INTEGER NOT NULL, at TEXT, ended INTEGER NOT NULL DEFAULT 0);"
+    "CREATE TABLE object_call (n INTEGER PRIMARY KEY AUTOINCREMENT, object TEXT NOT NULL, fn TEXT NOT NULL,"
+    " body BLOB NOT NULL);"
+    "CREATE INDEX object_calls ON object_call (object);"
 };
 
 #endif
