@@ -42,7 +42,8 @@ struct tw_sampler *tw_sampler_open(struct tw_model *m, const struct tw_tok *tok,
         return NULL;
     }
     s->end = tw_xreallocarray(NULL, nend ? nend : 1, sizeof(*s->end));
-    memcpy(s->end, end, nend * sizeof(*end));
+    if (nend)
+        memcpy(s->end, end, nend * sizeof(*end));
     s->nend = nend;
     if (tok) {
         s->allowed = tw_xcalloc(s->V, 1);
