@@ -151,6 +151,25 @@ test_case 'Ctrl-C saves, on the server too, and what follows is as it would have
 	far tw-train -m tiny $o --resume -o cut t.jsonl
 	same whole cut
 '
+test_case 'all weights, where the server has --full: the same bytes, and on with --resume' '
+	chats 24 >t.jsonl
+	pairs 8 >p.jsonl
+	cp -r "$TW_SHARE/models/tiny" other
+	serve_start --state st --full
+	o="--lr 1e-4 --batch 8 --clip 0.5 --save-every 2"
+	tw-train -m tiny $o --steps 4 -o here t.jsonl
+	far tw-train -m tiny $o --steps 2 -o there t.jsonl
+	far tw-train -m tiny $o --steps 4 --resume --force -o there t.jsonl
+	cmp here/latest/model.safetensors there/latest/model.safetensors
+	cmp here/latest/config.json there/latest/config.json
+	tw-sample -m there --temperature 0 --max-tokens 4 t.jsonl >/dev/null
+	o="--lr 1e-4 --batch 4 --steps 2 --loss dpo,beta=0.1"
+	tw-train -m tiny $o --ref tiny -o here-dpo p.jsonl
+	far tw-train -m tiny $o --ref tiny -o there-dpo p.jsonl
+	cmp here-dpo/latest/model.safetensors there-dpo/latest/model.safetensors
+	test_exit 2 far tw-train -m tiny $o --ref other -o r p.jsonl 2>err
+	test_text err "tw-train: --ref: a server that trains all weights"
+'
 test_case 'what a server does not do is refused by name' '
 	chats 4 >t.jsonl
 	serve_start --state st
@@ -169,8 +188,8 @@ test_case 'what a server does not do is refused by name' '
 	refuse --plan --plan
 	cp -r "$TW_SHARE/models/tiny" other
 	refuse --ref --loss dpo --ref other
-	test_exit 2 far tw-train -m tiny -o r t.jsonl 2>err
-	test_text err "tw-train: --lora: a server trains adapters"
+	test_exit 1 far tw-train -m tiny --steps 1 -o whole t.jsonl 2>err
+	test_text err "full-parameter training is not offered by this server: send a lora_config, or start it with --full"
 	tw-train -m tiny --lora r=2 --steps 1 -o own t.jsonl
 	test_exit 1 far tw-train -m tiny --adapter own -o r t.jsonl 2>err
 	test_text err "own/step-1 was trained on this machine"

@@ -276,15 +276,19 @@ int tw_far_create(struct tw_far_model *m, struct tw_far *f, const struct tw_lora
     put_int(&w, "model_seq_id", f->nmodel);
     put_text(&w, "base_model", f->base);
     tw_jw_key(&w, "lora_config");
-    tw_jw_obj(&w);
-    put_int(&w, "rank", o->r);
-    tw_jw_key(&w, "alpha");
-    tw_jw_num(&w, o->alpha);
-    put_int(&w, "seed", (int64_t)seed);
-    put_flag(&w, "train_attn", attn);
-    put_flag(&w, "train_mlp", mlp);
-    put_flag(&w, "train_unembed", false);
-    tw_jw_obj_end(&w);
+    if (!o) {
+        tw_jw_null(&w);
+    } else {
+        tw_jw_obj(&w);
+        put_int(&w, "rank", o->r);
+        tw_jw_key(&w, "alpha");
+        tw_jw_num(&w, o->alpha);
+        put_int(&w, "seed", (int64_t)seed);
+        put_flag(&w, "train_attn", attn);
+        put_flag(&w, "train_mlp", mlp);
+        put_flag(&w, "train_unembed", false);
+        tw_jw_obj_end(&w);
+    }
     put_text(&w, "type", "create_model");
     tw_jw_obj_end(&w);
     return make(m, f, "/api/v1/create_model", &b, err);

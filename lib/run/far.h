@@ -44,6 +44,7 @@ struct tw_far_model {
     char *id;
     int64_t seq;                /* of its last request */
 };
+/* O NULL: all weights are trained, where the server offers that. */
 int tw_far_create(struct tw_far_model *m, struct tw_far *f, const struct tw_lora_opts *o, bool attn, bool mlp,
         uint64_t seed, struct tw_err *err);
 /* From a checkpoint of the server. */

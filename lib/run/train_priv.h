@@ -219,6 +219,7 @@ void tw_step_put_eval(struct tw_jw *w, void *line);
 void tw_step_progress(struct tw_trainer *t, const struct tw_step_line *l);
 
 /* train_ref.c: --ref. find: which folders; count: on the counting device; open: for use. */
+bool tw_same_folder(const char *a, const char *b);      /* both exist, and as one */
 int tw_ref_find(struct tw_trainer *t, struct tw_err *err);
 int tw_ref_count(struct tw_trainer *t, struct tw_err *err);
 int tw_ref_open(struct tw_trainer *t, struct tw_err *err);

@@ -6,7 +6,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-static bool same_folder(const char *a, const char *b)
+bool tw_same_folder(const char *a, const char *b)
 {
     char *x = realpath(a, NULL), *y = realpath(b, NULL);
     bool same = x && y && !strcmp(x, y);
@@ -33,7 +33,7 @@ int tw_ref_find(struct tw_trainer *t, struct tw_err *err)
     tw_err_clear(&none);
     if (!(r->dir = tw_model_dir(name, err)))
         return -1;
-    if (t->use_lora && same_folder(r->dir, t->model_dir)) {     /* what it would be anyway */
+    if (t->use_lora && tw_same_folder(r->dir, t->model_dir)) {     /* what it would be anyway */
         free(r->dir);
         r->dir = NULL;
     }

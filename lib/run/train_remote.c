@@ -16,8 +16,7 @@ static int check(struct tw_trainer *t, struct tw_err *err)
 {
     const struct tw_train_opts *o = t->o;
     const struct { bool bad; const char *option, *why; } rule[] = {
-        { o->init, "--init", "a server trains adapters of the model that it has" },
-        { !t->use_lora, "--lora", "a server trains adapters: give --lora or --adapter" },
+        { o->init, "--init", "a server trains the model that it has" },
         { t->lora.dropout > 0, "--lora", "a server has no dropout" },
         { t->lora.rslora, "--lora", "a server has no rslora" },
         { o->lora && strcmp(t->lora.init, "default"), "--lora", "a server has no init but the default" },
@@ -25,7 +24,7 @@ static int check(struct tw_trainer *t, struct tw_err *err)
         { t->optim_opts.kind != TW_ADAMW || t->optim_opts.states, "--optimizer", "a server has adamw with "
             "moments in f32" },
         { o->router_aux > 0, "--router-aux", "a server does not balance routers" },
-        { o->router_bias > 0, "--router-bias", "a server trains adapters" },
+        { o->router_bias > 0, "--router-bias", "a server does not balance routers" },
         { o->router_replay, "--router-replay", "a server does not take recorded experts" },
         { o->plan, "--plan", "it is the server whose memory is taken" },
         { o->micro_tokens, "--micro-tokens", "how much it computes at once is the server's choice" },
@@ -42,8 +41,21 @@ static int check(struct tw_trainer *t, struct tw_err *err)
     return (t->dev = tw_dev_open("cpu", 1, err)) ? 0 : -1;      /* to count on */
 }
 
+/* Where all weights are trained there, those that they began as are the reference that there is. */
+static int reference_of_all(struct tw_trainer *t, struct tw_err *err)
+{
+    if (t->ref.adapter_dir || !tw_same_folder(t->ref.dir, t->model_dir))
+        return tw_fail_code(err, TW_EMISUSE, "--ref", 0, "a server that trains all weights has the model as it "
+                "was as the only reference: give --ref %s, or train here without TW_SERVER", t->o->model);
+    free(t->ref.dir);
+    t->ref.dir = NULL;
+    return 0;
+}
+
 static int look(struct tw_trainer *t, struct tw_err *err)
 {
+    if (!t->use_lora && t->ref.dir && reference_of_all(t, err))
+        return -1;
     if (t->ref.dir)
         return tw_fail_code(err, TW_EMISUSE, "--ref", 0, "a server has one model: the reference is that, or "
                 "an adapter that was trained there");
@@ -129,6 +141,8 @@ static int open_far(struct tw_trainer *t, const char *from, struct tw_err *err)
         return -1;
     if (from || t->adapter_dir)
         ret = load(t, m, from ? from : t->adapter_dir, from ? "--resume" : "--adapter", from != NULL, err);
+    else if (!t->use_lora)
+        ret = tw_far_create(m, t->far, NULL, false, false, 0, err);
     else
         ret = choice(t, &attn, &mlp, err) || tw_far_create(m, t->far, &t->lora, attn, mlp,
                 (uint64_t)t->o->seed, err) ? -1 : 0;

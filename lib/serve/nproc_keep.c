@@ -85,8 +85,8 @@ static int load_call(void *arg, const struct tw_row *r)
 
 int tw_np_recall(struct tw_np *np, struct tw_err *err)
 {
-    if (tw_store_read(np->s->store, "SELECT id, tenant, session, type, at, ended FROM object ORDER BY n", load_object,
-                np, err, "") ||
+    if (tw_store_read(np->s->store, "SELECT id, tenant, session, type, at, ended FROM object ORDER BY n",
+                load_object, np, err, "") ||
             tw_store_read(np->s->store, "SELECT object, fn, body FROM object_call ORDER BY n", load_call, np,
                     err, ""))
         return -1;
