@@ -29,33 +29,45 @@ static const struct {
     { "\\s+$", { .kind = TOK_FIND_LINE_END } },
 };
 
-static int compile(struct tok_find *f, struct tw_str pattern, struct tw_err *err)
+static pcre2_code *compile(struct tw_str text, struct tw_str pattern, struct tw_err *err)
 {
-    struct tw_buf b = {0};
     PCRE2_UCHAR msg[160];
     PCRE2_SIZE at;
     int code;
-    pcre2_compile_context *ctx;
+    pcre2_compile_context *ctx = pcre2_compile_context_create(NULL);
+    pcre2_code *re;
 
-    if (tok_regex(&b, pattern, err)) {
-        tw_buf_free(&b);
-        return -1;
-    }
-    ctx = pcre2_compile_context_create(NULL);
     if (ctx)
         pcre2_set_newline(ctx, PCRE2_NEWLINE_LF);
-    f->kind = TOK_FIND_RE;
-    f->re = pcre2_compile((PCRE2_SPTR)(b.p ? b.p : ""), b.n,
+    re = pcre2_compile((PCRE2_SPTR)(text.p ? text.p : ""), text.n,
             PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NO_UTF_CHECK, &code, &at, ctx);
     pcre2_compile_context_free(ctx);
-    tw_buf_free(&b);
-    if (!f->re) {
+    if (!re) {
         pcre2_get_error_message(code, msg, sizeof(msg));
-        return tw_fail(err, NULL, 0, "bad pattern %.*s: %s", (int)pattern.n, pattern.p,
-                (char *)msg);
+        tw_fail(err, NULL, 0, "bad pattern %.*s: %s", (int)pattern.n, pattern.p, (char *)msg);
+        return NULL;
     }
-    pcre2_jit_compile(f->re, PCRE2_JIT_COMPLETE);   /* without it, matching is only slower */
-    return 0;
+    pcre2_jit_compile(re, PCRE2_JIT_COMPLETE);      /* without it, matching is only slower */
+    return re;
+}
+
+/* Two, if they differ: ranges of rare characters take half the speed. */
+static int compile_both(struct tok_find *f, struct tw_str pattern, struct tw_err *err)
+{
+    struct tw_buf b[2] = {{0}};
+    int r = -1;
+
+    if (!tok_regex(&b[0], pattern, false, err) && !tok_regex(&b[1], pattern, true, err)
+            && (f->re = compile(tw_buf_str(&b[0]), pattern, err)) != NULL) {
+        if (!tw_str_eq(tw_buf_str(&b[0]), tw_buf_str(&b[1])))
+            f->late = compile(tw_buf_str(&b[1]), pattern, err);
+        r = tw_str_eq(tw_buf_str(&b[0]), tw_buf_str(&b[1])) || f->late ? 0 : -1;
+    }
+    if (r)
+        tok_find_free(f);
+    tw_buf_free(&b[0]);
+    tw_buf_free(&b[1]);
+    return r;
 }
 
 int tok_find_regex(struct tok_find *f, struct tw_str pattern, bool only_re, struct tw_err *err)
@@ -66,7 +78,7 @@ int tok_find_regex(struct tok_find *f, struct tw_str pattern, bool only_re, stru
             return 0;
         }
     *f = (struct tok_find){ .kind = TOK_FIND_RE };
-    return compile(f, pattern, err);
+    return compile_both(f, pattern, err);
 }
 
 int tok_find_json(struct tok_find *f, const struct tw_json *v, struct tw_arena *mem,
@@ -91,6 +103,30 @@ int tok_find_json(struct tok_find *f, const struct tw_json *v, struct tw_arena *
 void tok_find_free(struct tok_find *f)
 {
     pcre2_code_free(f->re);
+    pcre2_code_free(f->late);
+    f->re = f->late = NULL;
+}
+
+struct tok_find tok_find_for(const struct tok_find *f, const struct tok_uni *u, const char *p, size_t n)
+{
+    const unsigned char *q = (const unsigned char *)p;
+    struct tok_find found = *f;
+    bool late = false;
+    size_t k;
+
+    if (!f->late)
+        return found;
+    for (size_t i = 0; i < n && !late; i += k) {
+        k = q[i] < 0x80 ? 1 : 2;
+        if (q[i] >= 0xCC) {             /* none is below U+0300 */
+            uint32_t c = tok_char(q + i, &k);
+
+            late = u->late[c >> 7] >> (c >> 4 & 7) & 1;
+        }
+    }
+    if (late)
+        found.re = f->late;
+    return found;
 }
 
 /* The stack of compiled patterns grows to this when the machine's own does not suffice. */

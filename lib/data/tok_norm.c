@@ -237,10 +237,11 @@ static size_t run_strip(const struct tok_enc *e, const struct tok_norm *m, const
 static int run_replace(struct tok_enc *e, const struct tok_norm *m, const struct tok_view *v,
         struct tok_text *out, size_t *first)
 {
+    struct tok_find find = tok_find_for(&m->find, &e->t->uni, v->p, v->n);
     size_t done = 0, b, end;
     int r;
 
-    while ((r = tok_find_next(e, &m->find, v->p, v->n, done, &b, &end)) > 0) {
+    while ((r = tok_find_next(e, &find, v->p, v->n, done, &b, &end)) > 0) {
         tok_text_copy(out, e->mapped, v, done, b);
         if (!out->b.n && end > b && !m->text.n)
             *first = end;               /* all before it was taken away */

@@ -111,8 +111,9 @@ static void split(struct tok_enc *e, const struct tok_pre *s, const struct tok_v
     struct pieces out = { .e = e, .v = v, .level = level + 1, .behavior = s->behavior };
     const char *p = v->p + b;
     size_t n = end - b, from = 0, done = 0, mb, me;
+    struct tok_find find = tok_find_for(&s->find, &e->t->uni, p, n);
 
-    while (from <= n && tok_find_next(e, &s->find, p, n, from, &mb, &me) > 0) {
+    while (from <= n && tok_find_next(e, &find, p, n, from, &mb, &me) > 0) {
         piece(&out, b + done, b + mb, s->invert);
         piece(&out, b + mb, b + me, !s->invert);
         done = me;

@@ -22,6 +22,7 @@ enum { TOK_L = 1, TOK_N = 2, TOK_S = 4, TOK_NL = 8, TOK_M = 16, TOK_P = 32, TOK_
 
 struct tok_uni {
     uint8_t cls[TOK_UNI_N];
+    uint8_t late[0x110000 >> 7];        /* a bit for 16 code points: PCRE2 may know one of them otherwise */
 };
 void tok_uni_init(struct tok_uni *u);
 uint8_t tok_uni_high(uint32_t c);       /* class of a code point >= TOK_UNI_N */
@@ -215,20 +216,24 @@ struct tok_find {
     int digits;                         /* most numeric characters in a match; 0: no limit */
     bool marks;                         /* letters include marks */
     struct tw_str lit;
-    pcre2_code *re;
+    pcre2_code *re, *late;              /* late: instead of re, for texts that tok_find_for() finds to need it */
 };
 struct tok_enc;
-/* The pattern as PCRE2 is to have it; what we do not support fails (tok_regex.c). */
-int tok_regex(struct tw_buf *out, struct tw_str pattern, struct tw_err *err);
+/* The pattern as PCRE2 is to have it; what we do not support fails (tok_regex.c). LATE: also for texts with
+ * characters that PCRE2 knows otherwise than the reference. */
+int tok_regex(struct tw_buf *out, struct tw_str pattern, bool late, struct tw_err *err);
 /* The set \p{NAME}, or \P{NAME}, for a class: IN gets what can stand inside, ALT further classes, a '|'
  * before each. False: a property that we do not know (tok_prop.c). */
-bool tok_prop(struct tw_buf *in, struct tw_buf *alt, bool negated, struct tw_str name);
+bool tok_prop(struct tw_buf *in, struct tw_buf *alt, bool late, bool negated, struct tw_str name);
+void tok_prop_late(uint8_t *late);      /* fills tok_uni's */
 /* PATTERN in the syntax of tokenizer.json ({"Regex": ..}); what we do not support fails. ONLY_RE:
  * do not use a matcher written by hand (tests compare the two). */
 int tok_find_regex(struct tok_find *f, struct tw_str pattern, bool only_re, struct tw_err *err);
 int tok_find_json(struct tok_find *f, const struct tw_json *pattern, struct tw_arena *mem,
         struct tw_err *err);
 void tok_find_free(struct tok_find *f);
+/* What to look for in all of this text: its parts share what *F holds. */
+struct tok_find tok_find_for(const struct tok_find *f, const struct tok_uni *u, const char *p, size_t n);
 /* The next match in [0, n) at or after FROM: 1 and [*b, *e), 0 none, -1 an error in e. */
 int tok_find_next(struct tok_enc *e, const struct tok_find *f, const char *p, size_t n, size_t from,
         size_t *mb, size_t *me);

@@ -2,6 +2,7 @@
  * the reference's, which is 16, the difference is written out. */
 #include "tok_priv.h"
 #include <ctype.h>
+#include <stdlib.h>
 
 /* MORE: what PCRE2 of Unicode 14 does not count in; LESS: what it does, and should not. Newer tables
  * lose nothing by it. A script that is newer altogether has no name there. */
@@ -196,21 +197,25 @@ static bool is_script(struct tw_str key)
 }
 
 /* PCRE2's name, and its differences; false: not known. */
-static bool look_up(struct tw_str key, struct tw_buf *pcre, struct tw_buf *more,
+static bool look_up(struct tw_str key, bool late, struct tw_buf *pcre, struct tw_buf *more,
         struct tw_buf *less)
 {
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
         if (among(rows[i].names, key)) {
             tw_buf_puts(pcre, rows[i].pcre);
-            put_ranges(more, rows[i].more);
-            put_ranges(less, rows[i].less);
+            if (late || !pcre->n) {
+                put_ranges(more, rows[i].more);
+                put_ranges(less, rows[i].less);
+            }
             return true;
         }
     for (size_t i = 0; i < sizeof(unions) / sizeof(unions[0]); i++)
         if (among(unions[i].names, key)) {
             tw_buf_puts(pcre, unions[i].pcre);
-            put_rows(more, unions[i].more);
-            put_rows(less, unions[i].less);
+            if (late) {
+                put_rows(more, unions[i].more);
+                put_rows(less, unions[i].less);
+            }
             return true;
         }
     if (!is_script(key))
@@ -219,7 +224,7 @@ static bool look_up(struct tw_str key, struct tw_buf *pcre, struct tw_buf *more,
     return true;
 }
 
-bool tok_prop(struct tw_buf *in, struct tw_buf *alt, bool negated, struct tw_str name)
+bool tok_prop(struct tw_buf *in, struct tw_buf *alt, bool late, bool negated, struct tw_str name)
 {
     char room[40];
     struct tw_buf pcre = {0}, more = {0}, less = {0};
@@ -230,7 +235,7 @@ bool tok_prop(struct tw_buf *in, struct tw_buf *alt, bool negated, struct tw_str
         negated = !negated;
         name = (struct tw_str){ name.p + 1, name.n - 1 };
     }
-    known = look_up(key_of(room, sizeof(room), name), &pcre, &more, &less);
+    known = look_up(key_of(room, sizeof(room), name), late, &pcre, &more, &less);
     if (negated) {
         add = &less;
         cut = &more;
@@ -250,4 +255,26 @@ bool tok_prop(struct tw_buf *in, struct tw_buf *alt, bool negated, struct tw_str
     tw_buf_free(&more);
     tw_buf_free(&less);
     return known;
+}
+
+static void mark(uint8_t *late, const char *list)
+{
+    while (*list) {
+        char *end;
+        unsigned long first = strtoul(list, &end, 16), last = first;
+
+        if (*end == '-')
+            last = strtoul(end + 1, &end, 16);
+        for (unsigned long k = first >> 4; k <= last >> 4; k++)
+            late[k >> 3] |= (uint8_t)(1 << (k & 7));
+        list = end + (*end == ' ');
+    }
+}
+
+void tok_prop_late(uint8_t *late)
+{
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        mark(late, rows[i].more);
+        mark(late, rows[i].less);
+    }
 }

@@ -13,7 +13,7 @@ static const char same[] = "rntfeaAzZxk0123456789-[]{}()*+?.,\\/^$|#&~`'\"!%:;<=
  * a '|'. */
 struct cls {
     struct tw_buf in, alt;
-    bool open, negated;
+    bool open, negated, late;
 };
 
 static void class_end(struct tw_buf *out, struct cls *c)
@@ -44,7 +44,7 @@ static void class_end(struct tw_buf *out, struct cls *c)
 
 static bool prop(struct cls *c, bool negated, const char *name)
 {
-    return tok_prop(&c->in, &c->alt, negated, tw_str(name));
+    return tok_prop(&c->in, &c->alt, c->late, negated, tw_str(name));
 }
 
 /* A set of characters at P, into C; its length, 0: none that is known. */
@@ -71,7 +71,7 @@ static size_t set(struct cls *c, struct tw_str p)
         return 2;
     default:
         end = p.n > 2 && p.p[2] == '{' ? memchr(p.p, '}', p.n) : NULL;
-        if (end && tok_prop(&c->in, &c->alt, p.p[1] == 'P',
+        if (end && tok_prop(&c->in, &c->alt, c->late, p.p[1] == 'P',
                 (struct tw_str){ p.p + 3, (size_t)(end - p.p) - 3 }))
             return (size_t)(end - p.p) + 1;
         return 0;
@@ -156,9 +156,9 @@ static int translate(struct tw_buf *out, struct cls *c, struct tw_str pat, struc
     return 0;
 }
 
-int tok_regex(struct tw_buf *out, struct tw_str pattern, struct tw_err *err)
+int tok_regex(struct tw_buf *out, struct tw_str pattern, bool late, struct tw_err *err)
 {
-    struct cls c = {0};
+    struct cls c = { .late = late };
     int r = translate(out, &c, pattern, err);
 
     tw_buf_free(&c.in);

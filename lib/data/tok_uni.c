@@ -104,6 +104,7 @@ static void init_classes(struct tok_uni *u)
 void tok_uni_init(struct tok_uni *u)
 {
     init_classes(u);
+    tok_prop_late(u->late);
     for (uint32_t c = 0xC0; c < TOK_UNI_N; c++) {
         const utf8proc_property_t *p = utf8proc_get_property((utf8proc_int32_t)c);
 
