@@ -274,7 +274,8 @@ struct tw_gemm {
     float *c;
     int64_t ldc;
     bool cont;                  /* the chain goes on from what c holds */
-    /* With a_cols it always does, and that is all; side and more are none. */
+    /* With a_cols it always does, but from zero where FRESH, and that is all; side and more are none. */
+    bool fresh;
     bool c_panel;               /* C(r, n) = c[(n / 16) * 16 * m + r * 16 + n % 16] */
     bool c_cols;                /* C(r, n) = c[n * ldc + r] */
     float scale;                /* else times scale, plus bias, plus res, each rounded */
@@ -318,7 +319,6 @@ void tw_cpu_linear(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor
 void tw_cpu_begin(struct tw_dev *d, enum tw_dtype products, const int64_t *t0, int64_t nseq);
 void tw_cpu_linear_dx(struct tw_dev *d, struct tw_tensor *dx, bool add, const struct tw_tensor *dy,
         const struct tw_mat *w);
-void tw_cpu_set(const struct tw_dev *d, struct tw_mat *dw);    /* zero, if it is unset */
 void tw_cpu_linear_dw(struct tw_dev *d, struct tw_mat *dw, float *dbias, const struct tw_tensor *dy,
         const struct tw_tensor *x);
 void tw_cpu_lora(struct tw_dev *d, struct tw_tensor *y, struct tw_tensor *h,

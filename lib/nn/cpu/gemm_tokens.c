@@ -205,7 +205,10 @@ static void item_job(void *arg, int64_t i, int thread)
     t.r1 = tw_min(g->m, t.r0 + j->mc);
     t.p1 = tw_min((g->n + 15) / 16, t.p0 + j->nc);
     t.ld = (t.p1 - t.p0) * 16;
-    move(j, &t, false);
+    if (g->fresh && !j->s0)
+        memset(t.c, 0, (size_t)((t.r1 - t.r0) * t.ld) * 4);
+    else
+        move(j, &t, false);
     for (int64_t s = j->s0; s < j->s1; s += j->kc) {
         int64_t n = tw_min(j->kc, j->s1 - s);
         const float *a = j->a + (s - j->s0) * g->m + t.r0 * n;

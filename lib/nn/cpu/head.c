@@ -137,8 +137,10 @@ static void head_bwd(struct head_job *j)
     if (h->dw) {
         struct tw_gemm g = { .m = j->D, .n = j->V, .f = { .s = j->n, .a = j->x, .lda = j->D,
                 .a_cols = true, .bkind = TW_B_ROWS, .b = j->z, .ldb = j->V },
-            .low = j->d->low, .cut = j->cut, .ncut = j->ncut, .c = h->dw->data, .c_panel = true };
+            .low = j->d->low, .cut = j->cut, .ncut = j->ncut, .c = h->dw->data, .c_panel = true,
+            .fresh = h->dw->unset };
 
+        h->dw->unset = false;
         tw_cpu_gemm(j->d, &g);
     }
 }
@@ -194,8 +196,6 @@ void tw_cpu_head(struct tw_dev *dev, const struct tw_head *h)
     if (h->coef)
         for (int64_t t = 0; t < h->dh->rows; t++)
             memset(tw_row(h->dh, t), 0, (size_t)D * 4);
-    if (h->coef && h->dw && h->n)
-        tw_cpu_set(dev, h->dw);
     for (j.i0 = 0; j.i0 < h->n; j.i0 += j.n) {
         next_chunk(&j, rows);
         tw_cpu_run(d, j.n, gather, &j);

@@ -28,6 +28,12 @@ VFN void mm_block(float *restrict c, int64_t ldc, const float *restrict a, int64
         for (int p = 0; p < P; p++)
             acc[r][p] = first ? v_set(0) : v_load(c + r * ldc + p * 16);
     for (int64_t i = 0; i < s; i++) {
+        /* Sums over tokens read A from L3: what comes next lies behind it, on another page. */
+        if (bf)
+            __builtin_prefetch((const char *)a + 2048);
+#pragma GCC unroll 4
+        for (int p = 0; bf && p < P; p++)
+            __builtin_prefetch((const char *)(b + p * bp + i * 16) + 1024);
 #pragma GCC unroll 4
         for (int p = 0; p < P; p++)
             w[p] = v_load(b + p * bp + i * 16);

@@ -39,13 +39,6 @@ static void bias_cols(void *arg, int64_t i, int thread)
         j->d->k->add(j->dbias + c, tw_row(j->dy, t) + c, n);
 }
 
-void tw_cpu_set(const struct tw_dev *d, struct tw_mat *dw)
-{
-    if (dw->unset)
-        memset(dw->data, 0, (size_t)tw_cpu_mat_elems(d, dw->rows, dw->cols, TW_F32) * sizeof(float));
-    dw->unset = false;
-}
-
 void tw_cpu_linear_dw(struct tw_dev *dev, struct tw_mat *dw, float *dbias,
         const struct tw_tensor *dy, const struct tw_tensor *x)
 {
@@ -59,7 +52,8 @@ void tw_cpu_linear_dw(struct tw_dev *dev, struct tw_mat *dw, float *dbias,
 
     if (!x->rows)
         return;
-    tw_cpu_set(dev, dw);
+    g.fresh = dw->unset;
+    dw->unset = false;
     tw_cpu_gemm(d, &g);
     if (dbias)
         tw_cpu_run(d, (dw->rows + 63) / 64, bias_cols, &b);
