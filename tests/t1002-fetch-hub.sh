@@ -211,17 +211,17 @@ test_case 'F04: 429 pauses every worker for the time the server names' '
 test_case 'F04: many workers, one pause, then one request before the rest' '
 	hub_start
 	for i in 1 2 3 4 5 6 7 8 9; do hub_file hf/models/org/m/f$i 500; done
-	behave "{\"status\": {\"resolve\": [429, {\"RateLimit\": \"\\\\\"api\\\\\";r=0;t=1\"}, 10]}}"
+	behave "{\"status\": {\"resolve\": [429, {\"RateLimit\": \"\\\\\"api\\\\\";r=0;t=2\"}, 10]}}"
 	d=$(tw-fetch --jobs 8 hf://org/m 2>err)
 	same "$d"
 	python3 - <<-X
 	import json
 	log = [json.loads(l) for l in open("hub/log")]
-	first = min(r["t"] for r in log if r["status"] == 429)
-	# those already on their way when the first answer came may arrive, nothing later
-	assert not any(first + 0.2 < r["t"] < first + 1 for r in log)
-	late = sorted(r["t"] for r in log if r["t"] > first + 1)
-	assert all(b - a > 0.9 for a, b in zip(late, late[1:3])), late
+	bad = sorted(r["t"] for r in log if r["status"] == 429)
+	good = sorted(r["t"] for r in log if r["status"] == 200 and "resolve" in r["path"])
+	# each worker may have been on its way when the first answer came; then one asks, and again
+	assert sum(t < bad[0] + 1.9 for t in bad + good) <= 8, (bad, good)
+	assert bad[9] - bad[8] > 1.9 and good[0] - bad[9] > 1.9, (bad, good)
 	X
 '
 test_case 'F04: the total of waiting is limited; other refusals are not repeated' '
