@@ -261,4 +261,58 @@ static inline double tw_loss_kto(const struct tw_loss *l, struct tw_loss_seq *s)
     return s->scale * weight * (1 - v);
 }
 
+/* log sum e^(x / tau) */
+static inline double tw_lse(const float *x, int64_t k, double tau)
+{
+    double most = x[0], sum = 0;
+
+    for (int64_t i = 1; i < k; i++)
+        most = (double)x[i] > most ? x[i] : most;
+    for (int64_t i = 0; i < k; i++)
+        sum += exp(((double)x[i] - most) / tau);
+    return most / tau + log(sum);
+}
+
+/* What a position adds of its term of log-probabilities t of the teacher and u of the student, both over K
+ * targets alone; *D by u. beta 0: KL(T || S), 1: KL(S || T), else with M = beta T + (1 - beta) S
+ * beta KL(T || M) + (1 - beta) KL(S || M). */
+static inline double tw_gkd_term(double beta, double t, double u, double *d)
+{
+    double T = exp(t), S = exp(u), m;
+
+    if (beta <= 0) {
+        *d = -T;
+        return T * (t - u);
+    }
+    if (beta >= 1) {
+        *d = S * (u - t + 1);
+        return S * (u - t);
+    }
+    m = log(beta * T + (1 - beta) * S);
+    *d = (1 - beta) * S * (u - m);
+    return beta * T * (t - m) + (1 - beta) * S * (u - m);
+}
+
+/* Distillation: K rows a position, of the targets that s->ref has the teacher's log-probabilities (or logits)
+ * of; both sides are normalised over these, at the temperature tau_pos. */
+static inline double tw_loss_gkd(const struct tw_loss *l, struct tw_loss_seq *s, int64_t k)
+{
+    double tau = l->tau_pos, sum = 0;
+
+    for (int64_t at = 0; at + k <= s->n; at += k) {
+        const float *x = s->logp + at, *t = s->ref + at;
+        double zx = tw_lse(x, k, tau), zt = tw_lse(t, k, tau), d, all = 0;
+
+        for (int64_t i = 0; i < k; i++) {
+            sum += tw_gkd_term(l->beta, (double)t[i] / tau - zt, (double)x[i] / tau - zx, &d);
+            s->dlogp[at + i] = (float)d;
+            all += d;
+        }
+        for (int64_t i = 0; i < k; i++)
+            s->dlogp[at + i] = (float)(s->scale / tau *
+                    ((double)s->dlogp[at + i] - exp((double)x[i] / tau - zx) * all));
+    }
+    return s->scale * sum;
+}
+
 #endif
