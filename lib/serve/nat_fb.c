@@ -300,7 +300,7 @@ int tw_nat_fb_read(struct tw_srv *s, struct tw_work *w, const char *op, const st
             loss_inputs(&f, s->limits, req, sum, err) : tw_nat_loss_read(&w->fb.loss, &sum, NULL, err))
         return -1;
     n->mean = !sum;
-    n->policy &= w->fb.loss.form != TW_LOSS_GKD;        /* log-probabilities of the teacher's tokens say nothing */
+    n->policy &= w->fb.loss.form != TW_LOSS_GKD;        /* nothing is known of the labels' */
     n->d = f.nd;
     w->fb.nat = n;
     return 0;

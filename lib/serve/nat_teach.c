@@ -29,7 +29,8 @@ static int one(const struct teach *c, const struct tw_json *logp, const struct t
     if (v->type != TW_JNUM || !isfinite(v->d) || !(fabs(v->d) < 1e30) || (id && !id->item[i].is_int))
         return tw_fail(err, NULL, 0, "what the teacher says holds what is no number");
     if (!tw_is_token(c->l, named))
-        return tw_fail(err, NULL, 0, "teacher_topk_indices: %lld is not a token of this model", (long long)named);
+        return tw_fail(err, NULL, 0, "teacher_topk_indices: %lld is not a token of this model",
+                (long long)named);
     *x = (float)v->d;
     *token = (int32_t)named;
     return 0;
@@ -58,7 +59,8 @@ static int largest(const struct teach *c, const struct tw_json *v, float *x, int
         x[to] = f;
         token[to] = id;
     }
-    return n == c->k ? 0 : tw_fail(err, NULL, 0, "teacher_logits: %lld numbers are fewer than topk", (long long)v->n);
+    return n == c->k ? 0 : tw_fail(err, NULL, 0, "teacher_logits: %lld numbers are fewer than topk",
+            (long long)v->n);
 }
 
 static int position(const struct teach *c, const struct tw_json *logp, const struct tw_json *id, float *x,
@@ -76,7 +78,8 @@ static int position(const struct teach *c, const struct tw_json *logp, const str
     return 0;
 }
 
-static int row(const struct teach *c, struct tw_datum_in *d, struct tw_nat_datum *nd, int64_t r, struct tw_err *err)
+static int row(const struct teach *c, struct tw_datum_in *d, struct tw_nat_datum *nd, int64_t r,
+        struct tw_err *err)
 {
     const struct tw_json *logp = &c->logp->item[r], *id = c->id ? &c->id->item[r] : NULL;
     size_t n = (size_t)d->n * (size_t)c->k;
