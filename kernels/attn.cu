@@ -364,6 +364,34 @@ static void attn_bwd(struct tw_dev *dev, struct tw_tensor *dq, struct tw_tensor 
         cu_attn_simt_bwd(d, &x, &d->attn->count, q->dtype);
 }
 
+bool cu_attn_latent(struct cu_dev *d, const struct attn_latent *l, const struct tw_attn *a)
+{
+    struct attn_arg x;
+    float *delta;
+
+    if (!even(l->o) || !even(l->q) || !even(l->kv) || !even(l->pe) || !begin(d, &x, a, false))
+        return false;
+    x.hd = 128;                 /* of outputs */
+    x.o = l->o->data, x.ldo = l->o->ld;
+    x.lse = l->lse;
+    if (!l->dout)
+        return cu_attn_wg_latent(d, &x, &d->attn->count, l->q, l->kv, l->pe);
+    if (!even(l->dout) || !even(l->dq) || !even(l->dkv))
+        return false;
+    delta = (float *)cu_scratch(d, CU_S_ATTN, (size_t)(l->q->rows * a->nh) * sizeof *delta);
+    if (!delta)
+        return false;
+    x.out = l->o->data;
+    x.dout = l->dout->data, x.lddo = l->dout->ld;
+    x.delta = delta;
+    x.dq = l->dq->data, x.lddq = l->dq->ld;
+    x.dk = l->dkv->data, x.lddk = l->dkv->ld;
+    x.dv = (bf16 *)l->dkv->data + 128, x.lddv = l->dkv->ld;
+    cu_attn_delta(d, &x, delta, l->q->rows, TW_BF16, true);
+    x.hd = 192;                 /* of queries */
+    return cu_attn_wg_latent_bwd(d, &x, &d->attn->count, l->q, l->kv, l->pe, l->dout, l->dpe);
+}
+
 static size_t kv_bytes(const struct tw_dev *, int64_t nkv, int64_t hd, enum tw_dtype t)
 {
     return (size_t)(nkv * 2 * BLK * hd) * (t == TW_BF16 ? 2 : 4);

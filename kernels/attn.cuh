@@ -70,6 +70,21 @@ bool cu_attn_wg(struct cu_dev *d, const struct attn_arg *a, const struct attn_co
 bool cu_attn_wg_bwd(struct cu_dev *d, const struct attn_arg *a, const struct attn_count *n,
         const struct tw_tensor *q, const struct tw_tensor *k, const struct tw_tensor *v,
         const struct tw_tensor *dout);
+/* The same of keys and values that come of latents: queries of 192, values of 128, which lie behind their
+ * keys' first 128 in kv; the other 64 are pe, of all heads. The backward leaves each head's part of pe's
+ * gradient in dpe [T, nh, 64]. */
+bool cu_attn_wg_latent(struct cu_dev *d, const struct attn_arg *a, const struct attn_count *n,
+        const struct tw_tensor *q, const struct tw_tensor *kv, const struct tw_tensor *pe);
+bool cu_attn_wg_latent_bwd(struct cu_dev *d, const struct attn_arg *a, const struct attn_count *n,
+        const struct tw_tensor *q, const struct tw_tensor *kv, const struct tw_tensor *pe,
+        const struct tw_tensor *dout, void *dpe);
+/* attn.cu: a whole call of it. DOUT NULL: forward. False: nothing was done. */
+struct attn_latent {
+    const struct tw_tensor *o, *q, *kv, *pe, *dout, *dq, *dkv;
+    float *lse;
+    void *dpe;
+};
+bool cu_attn_latent(struct cu_dev *d, const struct attn_latent *l, const struct tw_attn *a);
 /* attn_mma.cu, attn_bwd.cu, attn_few.cu: BF16, head sizes in eights up to 256. */
 void cu_attn_mma(struct cu_dev *d, const struct attn_arg *a, const struct attn_count *n);
 void cu_attn_mma_bwd(struct cu_dev *d, const struct attn_arg *a, const struct attn_count *n);

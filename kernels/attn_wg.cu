@@ -1,4 +1,5 @@
-/* attn_wg.cu - attention of packed sequences on Hopper, forward, heads up to 128. A block takes one
+/* attn_wg.cu - attention of packed sequences on Hopper, forward, heads up to 128, and those of 192 and 128
+ * that come of latents (keys end in a part that all heads share, and lie with their values). A block takes one
  * work item: two warpgroups of 64 rows each, and a third whose one thread has the copy engine bring
  * tiles of 128 keys and values, two stages ahead. A warpgroup runs the softmax of a tile while the
  * tensor cores do its last P V, and the two warpgroups run beside each other:
@@ -10,10 +11,15 @@
 #define KEYS 128
 #define STAGES 2
 
-template <int HDP> struct wgf {
-    static constexpr uint32_t TILE = 128 * HDP * 2;     /* bytes of a tile: of Q, K, V alike */
-    static constexpr uint32_t K = TILE, V = K + STAGES * TILE, BAR = V + STAGES * TILE;
+/* HQ of queries and keys, HV of values. */
+template <int HQ, int HV> struct wgf {
+    static constexpr uint32_t TILE = 128 * HQ * 2, VTILE = 128 * HV * 2;        /* bytes: Q or K; V */
+    static constexpr uint32_t K = TILE, V = K + STAGES * TILE, BAR = V + STAGES * VTILE;
     static constexpr size_t SMEM = BAR + 128 + 1024;
+};
+
+struct maps {                   /* p: of the keys' shared part, where there is one */
+    tma_map q, k, v, p;
 };
 
 /* Barriers, 8 bytes each: Q is there; and of each stage K there, V there, K read, V read. */
@@ -34,30 +40,28 @@ static __device__ __forceinline__ reach reach_of(const attn_arg &a, const attn_s
     return x;
 }
 
-template <int HDP>
-static __device__ __forceinline__ void produce(const attn_arg &a, const tma_map *mq,
-        const tma_map *mk, const tma_map *mv, uint32_t mem, const attn_tile &t,
-        const attn_seq &s, const reach &x)
+template <int HQ, int HV>
+static __device__ __forceinline__ void produce(const attn_arg &a, const maps &m, uint32_t mem,
+        const attn_tile &t, const attn_seq &s, const reach &x)
 {
-    using F = wgf<HDP>;
+    using F = wgf<HQ, HV>;
     uint32_t bar = mem + F::BAR;
 
-    bar_expect(bar + 8 * B_Q, (uint32_t)a.per * HDP * 2);
-    for (int p = 0; p < HDP / 64; p++)
-        tma(mem + p * 128 * 128, mq, bar + 8 * B_Q, p * 64, t.kvh * a.group,
+    bar_expect(bar + 8 * B_Q, (uint32_t)a.per * HQ * 2);
+    for (int p = 0; p < HQ / 64; p++)
+        tma(mem + p * 128 * 128, &m.q, bar + 8 * B_Q, p * 64, t.kvh * a.group,
             s.q0 + row_query(a, t.r0));
     for (int j = x.from, i = 0; j < x.end; j += KEYS, i++) {
         int st = i % STAGES, parity = (i / STAGES & 1) ^ 1;
 
         bar_wait(bar + 8 * (B_KFREE + st), parity);
         bar_expect(bar + 8 * (B_K + st), F::TILE);
-        for (int p = 0; p < HDP / 64; p++)
-            tma(mem + F::K + st * F::TILE + p * KEYS * 128, mk, bar + 8 * (B_K + st), p * 64,
-                t.kvh, s.q0 + j);
+        wg_keys<HQ, HV, KEYS>(mem + F::K + st * F::TILE, &m.k, &m.p, bar + 8 * (B_K + st), t.kvh,
+                              s.q0 + j);
         bar_wait(bar + 8 * (B_VFREE + st), parity);
-        bar_expect(bar + 8 * (B_V + st), F::TILE);
-        for (int p = 0; p < HDP / 64; p++)
-            tma(mem + F::V + st * F::TILE + p * KEYS * 128, mv, bar + 8 * (B_V + st), p * 64,
+        bar_expect(bar + 8 * (B_V + st), F::VTILE);
+        for (int p = 0; p < HV / 64; p++)
+            tma(mem + F::V + st * F::VTILE + p * KEYS * 128, &m.v, bar + 8 * (B_V + st), p * 64,
                 t.kvh, s.q0 + j);
     }
 }
@@ -128,17 +132,17 @@ static __device__ __forceinline__ void finish(const attn_arg &a, const attn_tile
     }
 }
 
-template <int HDP>
+template <int HQ, int HV>
 static __device__ __forceinline__ void consume(const attn_arg &a, char *base, uint32_t mem,
         const attn_tile &t, const attn_seq &s, const reach &x)
 {
-    using F = wgf<HDP>;
+    using F = wgf<HQ, HV>;
     uint32_t bar = mem + F::BAR;
     int wg = threadIdx.x / 128 - 1, lane = threadIdx.x % 32;
     int row = wg * 64 + threadIdx.x % 128 / 32 * 16, pos[2];
     int first = row_query(a, t.r0 + wg * 64);           /* positions of the warpgroup's rows */
     int last = row_query(a, min(t.r0 + wg * 64 + 64, x.rows) - 1);
-    float o[HDP / 2], sc[KEYS / 2], max[2], sum[2] = { 0, 0 }, fix[2];
+    float o[HV / 2], sc[KEYS / 2], max[2], sum[2] = { 0, 0 }, fix[2];
     uint32_t p[KEYS / 4], q = mem + wg * 64 * 128;
 
 #pragma unroll
@@ -147,7 +151,7 @@ static __device__ __forceinline__ void consume(const attn_arg &a, char *base, ui
         max[h] = -INFINITY;
     }
 #pragma unroll
-    for (int i = 0; i < HDP / 2; i++)
+    for (int i = 0; i < HV / 2; i++)
         o[i] = 0;
     bar_wait(bar + 8 * B_Q, 0);
     for (int j = x.from, i = 0; j < x.end; j += KEYS, i++) {
@@ -155,12 +159,12 @@ static __device__ __forceinline__ void consume(const attn_arg &a, char *base, ui
 
         bar_wait(bar + 8 * (B_K + st), i / STAGES & 1);
         wg_fence();
-        wg_scores<HDP, KEYS, 128>(sc, q, mem + F::K + st * F::TILE);
+        wg_scores<HQ, KEYS, 128>(sc, q, mem + F::K + st * F::TILE);
         wg_commit();
         if (i) {
             bar_wait(bar + 8 * (B_V + was), (i - 1) / STAGES & 1);
             wg_fence();
-            wg_mix<HDP, KEYS>(o, p, mem + F::V + was * F::TILE);
+            wg_mix<HV, KEYS>(o, p, mem + F::V + was * F::VTILE);
             wg_commit();
             wg_wait<1>();
         } else {
@@ -172,32 +176,31 @@ static __device__ __forceinline__ void consume(const attn_arg &a, char *base, ui
         soft(a, sc, max, sum, fix, pos, j,
              j + KEYS > first + 1 || (a.window && last - j >= a.window), lane);
         wg_wait<0>();
-        wg_hold<HDP / 2>(o);
+        wg_hold<HV / 2>(o);
         if (i && lane == 0)
             bar_arrive(bar + 8 * (B_VFREE + was));
 #pragma unroll
-        for (int n = 0; n < HDP / 2; n++)
+        for (int n = 0; n < HV / 2; n++)
             o[n] *= fix[n >> 1 & 1];
         wg_pack<KEYS>(p, sc);
     }
     int n = (x.end - x.from + KEYS - 1) / KEYS - 1;
     bar_wait(bar + 8 * (B_V + n % STAGES), n / STAGES & 1);
     wg_fence();
-    wg_mix<HDP, KEYS>(o, p, mem + F::V + n % STAGES * F::TILE);
+    wg_mix<HV, KEYS>(o, p, mem + F::V + n % STAGES * F::VTILE);
     wg_commit();
     wg_wait<0>();
-    wg_hold<HDP / 2>(o);
-    finish<HDP>(a, t, s, x, base, o, max, sum, row, lane);
+    wg_hold<HV / 2>(o);
+    finish<HV>(a, t, s, x, base, o, max, sum, row, lane);
 }
 #endif
 
-template <int HDP>
+template <int HQ, int HV>
 static __global__ void __launch_bounds__(384, 1) fwd_k(const __grid_constant__ attn_arg a,
-        const __grid_constant__ tma_map mq, const __grid_constant__ tma_map mk,
-        const __grid_constant__ tma_map mv)
+        const __grid_constant__ maps m)
 {
 #if TW_HOPPER
-    using F = wgf<HDP>;
+    using F = wgf<HQ, HV>;
     extern __shared__ char given[];
     uint32_t mem = (smem_at(given) + 1023) & ~1023u, bar = mem + F::BAR;
     attn_tile t = a.t.rows[blockIdx.x];
@@ -220,10 +223,10 @@ static __global__ void __launch_bounds__(384, 1) fwd_k(const __grid_constant__ a
     if (threadIdx.x < 128) {
         regs_less<24>();
         if (threadIdx.x == 0)
-            produce<HDP>(a, &mq, &mk, &mv, mem, t, s, x);
+            produce<HQ, HV>(a, m, mem, t, s, x);
     } else {
         regs_more<240>();
-        consume<HDP>(a, given + (mem - smem_at(given)), mem, t, s, x);
+        consume<HQ, HV>(a, given + (mem - smem_at(given)), mem, t, s, x);
     }
 #endif
 }
@@ -244,25 +247,34 @@ static encode_fn *encode_find(void)
     return (encode_fn *)p;
 }
 
-bool cu_attn_map(struct tma_map *m, const struct tw_tensor *t, int64_t hd,
-        int64_t heads, int64_t tokens)
+bool cu_attn_map_of(struct tma_map *m, const struct attn_box *b)
 {
     enum { BFLOAT16 = 9, NONE = 0, SWIZZLE_128B = 3, L2_256B = 3 };
     static encode_fn *const encode = encode_find();
-    uint64_t dim[3] = { (uint64_t)hd, (uint64_t)(t->cols / hd), (uint64_t)t->rows };
-    uint64_t stride[2] = { (uint64_t)hd * 2, (uint64_t)t->ld * 2 };
-    uint32_t box[3] = { 64, (uint32_t)heads, (uint32_t)tokens }, step[3] = { 1, 1, 1 };
+    uint64_t dim[3] = { (uint64_t)b->hd, (uint64_t)b->nh, (uint64_t)b->rows };
+    uint64_t stride[2] = { (uint64_t)b->head * 2, (uint64_t)b->ld * 2 };
+    uint32_t box[3] = { 64, (uint32_t)b->heads, (uint32_t)b->tokens }, step[3] = { 1, 1, 1 };
 
-    return encode && !encode(m, BFLOAT16, 3, t->data, dim, stride, box, step, NONE,
+    return encode && !encode(m, BFLOAT16, 3, (void *)b->p, dim, stride, box, step, NONE,
             SWIZZLE_128B, L2_256B, NONE);
 }
 
-template <int HDP>
-static void fwd_run(struct cu_dev *d, const struct attn_arg *a, int items, const tma_map *m)
+bool cu_attn_map(struct tma_map *m, const struct tw_tensor *t, int64_t hd,
+        int64_t heads, int64_t tokens)
 {
-    if (!smem_want(d, fwd_k<HDP>, wgf<HDP>::SMEM))
+    struct attn_box b = { t->data, hd, t->cols / hd, t->rows, hd, t->ld, heads, tokens };
+
+    return cu_attn_map_of(m, &b);
+}
+
+template <int HQ, int HV> static void fwd_run(struct cu_dev *d, const struct attn_arg *a, int items,
+        const maps *m)
+{
+    const size_t smem = wgf<HQ, HV>::SMEM;
+
+    if (!smem_want(d, fwd_k<HQ, HV>, smem))
         return;
-    fwd_k<HDP><<<(unsigned)items, 384, wgf<HDP>::SMEM, d->stream>>>(*a, m[0], m[1], m[2]);
+    fwd_k<HQ, HV><<<(unsigned)items, 384, smem, d->stream>>>(*a, *m);
     CU_DONE(d, "attention (warpgroups)");
 }
 
@@ -271,21 +283,44 @@ bool cu_attn_wg_real(void)
 {
     cudaFuncAttributes f;
 
-    return cudaFuncGetAttributes(&f, fwd_k<128>) == cudaSuccess && f.numRegs > 100;
+    return cudaFuncGetAttributes(&f, fwd_k<128, 128>) == cudaSuccess && f.numRegs > 100;
 }
 
 bool cu_attn_wg(struct cu_dev *d, const struct attn_arg *a, const struct attn_count *n,
         const struct tw_tensor *q, const struct tw_tensor *k, const struct tw_tensor *v)
 {
-    struct tma_map m[3];
+    maps m;
 
     if (!n->packed || !cu_attn_wg_real() || a->hd > 128 || a->group > ITEM ||
-            !cu_attn_map(&m[0], q, a->hd, a->group, a->per / a->group) ||
-            !cu_attn_map(&m[1], k, a->hd, 1, KEYS) || !cu_attn_map(&m[2], v, a->hd, 1, KEYS))
+            !cu_attn_map(&m.q, q, a->hd, a->group, a->per / a->group) ||
+            !cu_attn_map(&m.k, k, a->hd, 1, KEYS) || !cu_attn_map(&m.v, v, a->hd, 1, KEYS))
         return false;
+    m.p = m.k;
     if (a->hd <= 64)
-        fwd_run<64>(d, a, n->rows, m);
+        fwd_run<64, 64>(d, a, n->rows, &m);
     else
-        fwd_run<128>(d, a, n->rows, m);
+        fwd_run<128, 128>(d, a, n->rows, &m);
+    return true;
+}
+
+bool cu_attn_latent_maps(struct tma_map *k, struct tma_map *v, struct tma_map *p,
+        const struct tw_tensor *kv, const struct tw_tensor *pe, int64_t nh, int64_t tokens)
+{
+    struct attn_box b = { kv->data, 128, nh, kv->rows, 256, kv->ld, 1, tokens };
+    bool ok = cu_attn_map_of(k, &b);
+
+    b.p = (bf16 *)kv->data + 128;
+    return ok && cu_attn_map_of(v, &b) && cu_attn_map(p, pe, 64, 1, tokens);
+}
+
+bool cu_attn_wg_latent(struct cu_dev *d, const struct attn_arg *a, const struct attn_count *n,
+        const struct tw_tensor *q, const struct tw_tensor *kv, const struct tw_tensor *pe)
+{
+    maps m;
+
+    if (!n->packed || !cu_attn_wg_real() || !cu_attn_map(&m.q, q, 192, 1, a->per) ||
+            !cu_attn_latent_maps(&m.k, &m.v, &m.p, kv, pe, a->nh, KEYS))
+        return false;
+    fwd_run<192, 128>(d, a, n->rows, &m);
     return true;
 }

@@ -1,4 +1,5 @@
-/* attn_wg_bwd.cu - backward of packed attention on Hopper, heads up to 128: attn_bwd.cu's passes
+/* attn_wg_bwd.cu - backward of packed attention on Hopper, heads up to 128, and those of 192
+ * and 128 that come of latents: attn_bwd.cu's passes
  * with the machinery of attn_wg.cu. A block has two warpgroups of 64 rows each, and a third that
  * brings the tiles they go over.
  *   keys_k owns 128 keys and goes over tiles of up to 64 rows, whole queries with all the heads
@@ -18,22 +19,29 @@
 /* Barriers of both kernels: what the block owns is there; a stage is there, has been read. */
 enum { B_OWN, B_FULL, B_FREE = B_FULL + STAGES_K };
 
-template <int HDP> struct keys_mem {
-    static constexpr uint32_t OWN = 128 * HDP * 2, TILE = N * HDP * 2;  /* of K or V; of Q or dO */
-    static constexpr uint32_t RING = 2 * OWN, STAT = RING + STAGES_K * 2 * TILE;
+/* HQ of queries and keys, HV of values. */
+template <int HQ, int HV> struct keys_mem {
+    static constexpr uint32_t OWN = 128 * HQ * 2, TILE = N * HQ * 2;    /* of K; of Q */
+    static constexpr uint32_t STAGE = TILE + N * HV * 2;        /* of Q and dO */
+    static constexpr uint32_t RING = OWN + 128 * HV * 2, STAT = RING + STAGES_K * STAGE;
     static constexpr uint32_t BAR = STAT + STAGES_K * 2 * N * 4;
     static constexpr size_t SMEM = BAR + 128 + 1024;
 };
 
-template <int HDP> struct rows_mem {
-    static constexpr uint32_t TILE = 128 * HDP * 2;     /* of Q, dO, K or V */
-    static constexpr uint32_t RING = 2 * TILE, BAR = RING + STAGES_R * 2 * TILE;
+template <int HQ, int HV> struct rows_mem {
+    static constexpr int KEYS = HQ > 128 ? 64 : 128;    /* of a tile: as registers allow */
+    static constexpr uint32_t OWN = 128 * HQ * 2, TILE = KEYS * HQ * 2; /* of Q; of K */
+    static constexpr uint32_t STAGE = TILE + KEYS * HV * 2;     /* of K and V */
+    static constexpr uint32_t RING = OWN + 128 * HV * 2, BAR = RING + STAGES_R * STAGE;
     static constexpr size_t SMEM = BAR + 128 + 1024;
 };
 
-/* Maps of Q and dO in boxes of a kernel's rows, of K and V in boxes of 128 keys. */
+/* Maps of Q and dO in boxes of a kernel's rows, of K, V and the keys' shared part in boxes of its keys.
+ * From a head of dk (dv) to the next; where each head's gradient of the shared part goes. */
 struct maps {
-    tma_map q, k, v, g;
+    tma_map q, k, v, g, p;
+    int64_t khead, vhead;
+    bf16 *pe;                   /* [T, nh, 64] */
 };
 
 #if TW_HOPPER
@@ -60,11 +68,11 @@ static __device__ __forceinline__ void bring(uint32_t to, const tma_map *m, uint
         tma(to + p * ROWS * 128, m, bar, p * 64, head, token);
 }
 
-/* Writes a warp's 16 rows from row of x * f, by way of the tile of 128 rows; to(r) is where local
- * row r goes, NULL: nowhere. */
+/* Writes a warp's 16 rows from row of x * f, of which there are COLS columns, by way of the tile of 128
+ * rows; to(r) is where local row r goes, NULL: nowhere. */
 template <int HDP, typename F>
-static __device__ __forceinline__ void put(const attn_arg &a, char *tile, const float *x, float f,
-        int row, int lane, F to)
+static __device__ __forceinline__ void put(char *tile, const float *x, float f, int cols, int row,
+        int lane, F to)
 {
     float both[2] = { f, f };
 
@@ -73,7 +81,7 @@ static __device__ __forceinline__ void put(const attn_arg &a, char *tile, const 
         int r = row + i / (HDP / 8), c = i % (HDP / 8);
         bf16 *p = to(r);
 
-        if (p && c * 8 < a.hd)
+        if (p && c * 8 < cols)
             *(uint4 *)(p + c * 8) = *(uint4 *)(tile + wg_chunk<128>(r, c));
     }
 }
@@ -83,32 +91,32 @@ struct span {
     int from, end, tokens;
 };
 
-template <int HDP>
+template <int HQ, int HV>
 static __device__ __forceinline__ void keys_produce(const attn_arg &a, const maps &m, char *base,
         uint32_t mem, const attn_tile &t, const attn_seq &s, const span &x)
 {
-    using M = keys_mem<HDP>;
+    using M = keys_mem<HQ, HV>;
     uint32_t bar = mem + M::BAR;
     int warp = threadIdx.x / 32, c = threadIdx.x - 32, i = 0;
     int head = t.kvh * a.group, mine = row_query(a, c), tile_rows = x.tokens * a.group;
 
     if (threadIdx.x == 0) {
-        bar_expect(bar + 8 * B_OWN, 2 * M::OWN);
-        bring<HDP, 128>(mem, &m.k, bar + 8 * B_OWN, t.kvh, s.q0 + t.r0);
-        bring<HDP, 128>(mem + M::OWN, &m.v, bar + 8 * B_OWN, t.kvh, s.q0 + t.r0);
+        bar_expect(bar + 8 * B_OWN, M::RING);
+        wg_keys<HQ, HV, 128>(mem, &m.k, &m.p, bar + 8 * B_OWN, t.kvh, s.q0 + t.r0);
+        bring<HV, 128>(mem + M::OWN, &m.v, bar + 8 * B_OWN, t.kvh, s.q0 + t.r0);
     }
     if (threadIdx.x && (warp == 0 || warp == 3))
         return;
     for (int q = x.from; q < x.end; q += x.tokens, i++) {
         int st = i % STAGES_K;
-        uint32_t full = bar + 8 * (B_FULL + st), to = mem + M::RING + st * 2 * M::TILE;
+        uint32_t full = bar + 8 * (B_FULL + st), to = mem + M::RING + st * M::STAGE;
         float *stat = (float *)(base + M::STAT) + st * 2 * N;
 
         bar_wait(bar + 8 * (B_FREE + st), (i / STAGES_K & 1) ^ 1);
         if (warp == 0) {
-            bar_expect(full, (uint32_t)tile_rows * HDP * 2 * 2);
-            bring<HDP, N>(to, &m.q, full, head, s.q0 + q);
-            bring<HDP, N>(to + M::TILE, &m.g, full, head, s.q0 + q);
+            bar_expect(full, (uint32_t)tile_rows * (HQ + HV) * 2);
+            bring<HQ, N>(to, &m.q, full, head, s.q0 + q);
+            bring<HV, N>(to + M::TILE, &m.g, full, head, s.q0 + q);
         } else {
             bool used = c < tile_rows && q + mine < x.end;
             int64_t at = (int64_t)(s.q0 + q + mine) * a.nh + head + c - mine * a.group;
@@ -140,21 +148,27 @@ static __device__ __forceinline__ void keys_soft(const attn_arg &a, float *sc, c
     }
 }
 
-template <int HDP>
-static __device__ __forceinline__ void keys_consume(const attn_arg &a, char *base, uint32_t mem,
+/* P of a score: exact, or (FULL false: registers are few) as it went into the product. */
+template <bool FULL>
+static __device__ __forceinline__ float p_of(const float *sc, const uint32_t *pp, int n)
+{
+    return FULL ? sc[n] : __uint_as_float(n & 1 ? pp[n / 2] & 0xffff0000u : pp[n / 2] << 16);
+}
+
+template <int HQ, int HV>
+static __device__ __forceinline__ void keys_consume(const attn_arg &a, const maps &m, char *base,
+        uint32_t mem,
         const attn_tile &t, const attn_seq &s, const span &x)
 {
-    using M = keys_mem<HDP>;
+    using M = keys_mem<HQ, HV>;
+    constexpr bool EARLY = HQ <= 128;   /* registers for S and D at once */
     uint32_t bar = mem + M::BAR;
     int wg = threadIdx.x / 128 - 1, lane = threadIdx.x % 32, i = 0, q = x.from;
     int row = wg * 64 + threadIdx.x % 128 / 32 * 16, low = t.r0 + wg * 64;
     int key = t.r0 + row + lane / 4;
     uint32_t k = mem + wg * 64 * 128, v = k + M::OWN, pp[N / 4], pd[N / 4];
-    float dk[HDP / 2], dv[HDP / 2], sc[N / 2], d[N / 2];
+    float dk[HQ / 2] = {}, dv[HV / 2] = {}, sc[N / 2], d[N / 2];
 
-#pragma unroll
-    for (int n = 0; n < HDP / 2; n++)
-        dk[n] = dv[n] = 0;
     for (; q < x.end && q + x.tokens <= low; q += x.tokens, i++) {  /* before all our keys */
         bar_wait(bar + 8 * (B_FULL + i % STAGES_K), i / STAGES_K & 1);
         if (lane == 0)
@@ -163,53 +177,65 @@ static __device__ __forceinline__ void keys_consume(const attn_arg &a, char *bas
     bar_wait(bar + 8 * B_OWN, 0);
     for (; q < x.end; q += x.tokens, i++) {
         int st = i % STAGES_K;
-        uint32_t yq = mem + M::RING + st * 2 * M::TILE, yo = yq + M::TILE;
+        uint32_t yq = mem + M::RING + st * M::STAGE, yo = yq + M::TILE;
         const float *stat = (const float *)(base + M::STAT) + st * 2 * N + (lane & 3) * 2;
         bool mask = q < low + 63 || (a.window && q + x.tokens - 1 - low >= a.window);
 
         bar_wait(bar + 8 * (B_FULL + st), i / STAGES_K & 1);
         wg_fence();
-        wg_scores<HDP, N, 128>(sc, k, yq);
+        wg_scores<HQ, N, 128>(sc, k, yq);
         wg_commit();
-        wg_scores<HDP, N, 128>(d, v, yo);
-        wg_commit();
-        wg_wait<1>();
+        if (EARLY) {
+            wg_scores<HV, N, 128>(d, v, yo);
+            wg_commit();
+            wg_wait<1>();
+        } else {
+            wg_wait<0>();
+        }
         wg_hold<N / 2>(sc);
         keys_soft(a, sc, stat, q, key, mask, lane);
         wg_pack<N>(pp, sc);
         wg_fence();
-        wg_mix<HDP, N>(dv, pp, yo);
+        if (!EARLY) {
+            wg_scores<HV, N, 128>(d, v, yo);
+            wg_commit();
+        }
+        wg_mix<HV, N>(dv, pp, yo);
         wg_commit();
         wg_wait<1>();
         wg_hold<N / 2>(d);
 #pragma unroll
         for (int n = 0; n < N / 2; n++)
-            d[n] = sc[n] * (d[n] - stat[N + n / 4 * 8 + (n & 1)]);
+            d[n] = p_of<EARLY>(sc, pp, n) * (d[n] - stat[N + n / 4 * 8 + (n & 1)]);
         wg_pack<N>(pd, d);
         wg_fence();
-        wg_mix<HDP, N>(dk, pd, yq);
+        wg_mix_any<HQ, N>(dk, pd, yq);
         wg_commit();
         wg_wait<0>();
-        wg_hold<HDP / 2>(dk);
-        wg_hold<HDP / 2>(dv);
+        wg_hold<HQ / 2>(dk);
+        wg_hold<HV / 2>(dv);
         if (lane == 0)
             bar_arrive(bar + 8 * (B_FREE + st));
     }
-    auto to = [&](void *p, int64_t ld, int r) {
-        return t.r0 + r < s.nq ? (bf16 *)p + (int64_t)(s.q0 + t.r0 + r) * ld +
-                (int64_t)t.kvh * a.hd : (bf16 *)NULL;
+    auto to = [&](void *p, int64_t ld, int64_t head, int r) {
+        return t.r0 + r < s.nq ? (bf16 *)p + (int64_t)(s.q0 + t.r0 + r) * ld + t.kvh * head : (bf16 *)NULL;
     };
-    put<HDP>(a, base, dk, a.scale, row, lane, [&](int r) { return to(a.dk, a.lddk, r); });
-    put<HDP>(a, base + M::OWN, dv, 1, row, lane, [&](int r) { return to(a.dv, a.lddv, r); });
+    put<HV>(base, dk, a.scale, HV < a.hd ? HV : a.hd, row, lane,
+            [&](int r) { return to(a.dk, a.lddk, m.khead, r); });
+    if constexpr (HQ > HV)
+        put<HQ - HV>(base + HV * 256, dk + HV / 2, a.scale, HQ - HV, row, lane,
+                     [&](int r) { return to(m.pe, (int64_t)a.nh * (HQ - HV), HQ - HV, r); });
+    put<HV>(base + M::OWN, dv, 1, HV < a.hd ? HV : a.hd, row, lane,
+            [&](int r) { return to(a.dv, a.lddv, m.vhead, r); });
 }
 #endif
 
-template <int HDP>
+template <int HQ, int HV>
 static __global__ void __launch_bounds__(384, 1) keys_k(const __grid_constant__ attn_arg a,
         const __grid_constant__ maps m)
 {
 #if TW_HOPPER
-    using M = keys_mem<HDP>;
+    using M = keys_mem<HQ, HV>;
     extern __shared__ char given[];
     uint32_t mem = (smem_at(given) + 1023) & ~1023u;
     char *base = given + (mem - smem_at(given));
@@ -218,7 +244,7 @@ static __global__ void __launch_bounds__(384, 1) keys_k(const __grid_constant__ 
     span x = { t.r0, a.window ? min(s.nq, t.r0 + 127 + a.window) : s.nq, N / a.group };
     int gap = N - x.tokens * a.group;   /* rows that no box fills: they must not be NaN */
 
-    for (int i = threadIdx.x; i < gap * STAGES_K * 2 * (HDP / 64) * 8; i += 384) {
+    for (int i = threadIdx.x; i < gap * STAGES_K * ((HQ + HV) / 64) * 8; i += 384) {
         int chunk = i % 8, r = i / 8 % gap, panel = i / 8 / gap;
 
         *(uint4 *)(base + M::RING + (panel * N + N - gap + r) * 128 + chunk * 16) = uint4();
@@ -228,50 +254,51 @@ static __global__ void __launch_bounds__(384, 1) keys_k(const __grid_constant__ 
     bars(mem + M::BAR, STAGES_K, N);
     if (threadIdx.x < 128) {
         regs_less<24>();
-        keys_produce<HDP>(a, m, base, mem, t, s, x);
+        keys_produce<HQ, HV>(a, m, base, mem, t, s, x);
     } else {
         regs_more<240>();
-        keys_consume<HDP>(a, base, mem, t, s, x);
+        keys_consume<HQ, HV>(a, m, base, mem, t, s, x);
     }
 #endif
 }
 
 #if TW_HOPPER
-template <int HDP>
+template <int HQ, int HV>
 static __device__ __forceinline__ void rows_produce(const attn_arg &a, const maps &m, uint32_t mem,
         const attn_tile &t, const attn_seq &s, int from, int end)
 {
-    using M = rows_mem<HDP>;
+    using M = rows_mem<HQ, HV>;
     uint32_t bar = mem + M::BAR;
     int head = t.kvh * a.group, token = s.q0 + row_query(a, t.r0);
 
-    bar_expect(bar + 8 * B_OWN, (uint32_t)a.per * HDP * 2 * 2);
-    bring<HDP, 128>(mem, &m.q, bar + 8 * B_OWN, head, token);
-    bring<HDP, 128>(mem + M::TILE, &m.g, bar + 8 * B_OWN, head, token);
-    for (int j = from, i = 0; j < end; j += 128, i++) {
+    bar_expect(bar + 8 * B_OWN, (uint32_t)a.per * (HQ + HV) * 2);
+    bring<HQ, 128>(mem, &m.q, bar + 8 * B_OWN, head, token);
+    bring<HV, 128>(mem + M::OWN, &m.g, bar + 8 * B_OWN, head, token);
+    for (int j = from, i = 0; j < end; j += M::KEYS, i++) {
         int st = i % STAGES_R;
-        uint32_t full = bar + 8 * (B_FULL + st), to = mem + M::RING + st * 2 * M::TILE;
+        uint32_t full = bar + 8 * (B_FULL + st), to = mem + M::RING + st * M::STAGE;
 
         bar_wait(bar + 8 * (B_FREE + st), (i / STAGES_R & 1) ^ 1);
-        bar_expect(full, 2 * M::TILE);
-        bring<HDP, 128>(to, &m.k, full, t.kvh, s.q0 + j);
-        bring<HDP, 128>(to + M::TILE, &m.v, full, t.kvh, s.q0 + j);
+        bar_expect(full, M::STAGE);
+        wg_keys<HQ, HV, M::KEYS>(to, &m.k, &m.p, full, t.kvh, s.q0 + j);
+        bring<HV, M::KEYS>(to + M::TILE, &m.v, full, t.kvh, s.q0 + j);
     }
 }
 
 /* Scores of key tile j become P. A lane's are of rows at pos[0] and pos[1]. */
+template <int KEYS>
 static __device__ __forceinline__ void rows_soft(const attn_arg &a, float *sc, const float *lse,
         const int *pos, int j, bool mask, int lane)
 {
     float l2 = a.scale * LOG2E;
 
 #pragma unroll
-    for (int n = 0; n < 64; n++)
+    for (int n = 0; n < KEYS / 2; n++)
         sc[n] = ex2(sc[n] * l2 - lse[n >> 1 & 1]);
     if (!mask)
         return;
 #pragma unroll
-    for (int n = 0; n < 64; n++) {
+    for (int n = 0; n < KEYS / 2; n++) {
         int key = j + n / 4 * 8 + (lane & 3) * 2 + (n & 1), p = pos[n >> 1 & 1];
 
         if (key > p || (a.window && p - key >= a.window))
@@ -279,18 +306,19 @@ static __device__ __forceinline__ void rows_soft(const attn_arg &a, float *sc, c
     }
 }
 
-template <int HDP>
+template <int HQ, int HV>
 static __device__ __forceinline__ void rows_consume(const attn_arg &a, char *base, uint32_t mem,
         const attn_tile &t, const attn_seq &s, int rows, int from, int end)
 {
-    using M = rows_mem<HDP>;
+    using M = rows_mem<HQ, HV>;
+    constexpr int KEYS = M::KEYS;
     uint32_t bar = mem + M::BAR;
     int wg = threadIdx.x / 128 - 1, lane = threadIdx.x % 32, pos[2];
     int row = wg * 64 + threadIdx.x % 128 / 32 * 16;
     int first = row_query(a, t.r0 + wg * 64);
     int last = row_query(a, min(t.r0 + wg * 64 + 64, rows) - 1);
-    uint32_t q = mem + wg * 64 * 128, g = q + M::TILE, pd[32];
-    float dq[HDP / 2], sc[64], d[64], lse[2], delta[2];
+    uint32_t q = mem + wg * 64 * 128, g = q + M::OWN, pd[KEYS / 4];
+    float dq[HQ / 2] = {}, sc[KEYS / 2], d[KEYS / 2], lse[2], delta[2];
 
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -300,51 +328,48 @@ static __device__ __forceinline__ void rows_consume(const attn_arg &a, char *bas
         lse[h] = a.lse[row_stat(a, s, t.kvh, r)] * LOG2E;
         delta[h] = a.delta[row_stat(a, s, t.kvh, r)];
     }
-#pragma unroll
-    for (int n = 0; n < HDP / 2; n++)
-        dq[n] = 0;
     bar_wait(bar + 8 * B_OWN, 0);
-    for (int j = from, i = 0; j < end; j += 128, i++) {
+    for (int j = from, i = 0; j < end; j += KEYS, i++) {
         int st = i % STAGES_R;
-        uint32_t k = mem + M::RING + st * 2 * M::TILE;
+        uint32_t k = mem + M::RING + st * M::STAGE;
 
         bar_wait(bar + 8 * (B_FULL + st), i / STAGES_R & 1);
         wg_fence();
-        wg_scores<HDP, 128, 128>(sc, q, k);
+        wg_scores<HQ, KEYS, 128>(sc, q, k);
         wg_commit();
-        wg_scores<HDP, 128, 128>(d, g, k + M::TILE);
+        wg_scores<HV, KEYS, 128>(d, g, k + M::TILE);
         wg_commit();
         wg_wait<1>();
-        wg_hold<64>(sc);
-        rows_soft(a, sc, lse, pos, j,
-                  j + 128 > first + 1 || (a.window && last - j >= a.window), lane);
+        wg_hold<KEYS / 2>(sc);
+        rows_soft<KEYS>(a, sc, lse, pos, j,
+                  j + KEYS > first + 1 || (a.window && last - j >= a.window), lane);
         wg_wait<0>();
-        wg_hold<64>(d);
+        wg_hold<KEYS / 2>(d);
 #pragma unroll
-        for (int n = 0; n < 64; n++)
+        for (int n = 0; n < KEYS / 2; n++)
             d[n] = sc[n] * (d[n] - delta[n >> 1 & 1]);
-        wg_pack<128>(pd, d);
+        wg_pack<KEYS>(pd, d);
         wg_fence();
-        wg_mix<HDP, 128>(dq, pd, k);
+        wg_mix_any<HQ, KEYS>(dq, pd, k);
         wg_commit();
         wg_wait<0>();
-        wg_hold<HDP / 2>(dq);
+        wg_hold<HQ / 2>(dq);
         if (lane == 0)
             bar_arrive(bar + 8 * (B_FREE + st));
     }
-    put<HDP>(a, base, dq, a.scale, row, lane, [&](int r) {
+    put<HQ>(base, dq, a.scale, a.hd, row, lane, [&](int r) {
         return t.r0 + r < rows ? (bf16 *)a.dq + row_at(a, s, t.kvh, t.r0 + r, a.lddq)
                 : (bf16 *)NULL;
     });
 }
 #endif
 
-template <int HDP>
+template <int HQ, int HV>
 static __global__ void __launch_bounds__(384, 1) rows_k(const __grid_constant__ attn_arg a,
         const __grid_constant__ maps m)
 {
 #if TW_HOPPER
-    using M = rows_mem<HDP>;
+    using M = rows_mem<HQ, HV>;
     extern __shared__ char given[];
     uint32_t mem = (smem_at(given) + 1023) & ~1023u;
     attn_tile t = a.t.rows[blockIdx.x];
@@ -356,25 +381,27 @@ static __global__ void __launch_bounds__(384, 1) rows_k(const __grid_constant__ 
     if (threadIdx.x < 128) {
         regs_less<24>();
         if (threadIdx.x == 0)
-            rows_produce<HDP>(a, m, mem, t, s, from, end);
+            rows_produce<HQ, HV>(a, m, mem, t, s, from, end);
     } else {
         regs_more<240>();
-        rows_consume<HDP>(a, given + (mem - smem_at(given)), mem, t, s, rows, from, end);
+        rows_consume<HQ, HV>(a, given + (mem - smem_at(given)), mem, t, s, rows, from, end);
     }
 #endif
 }
 
-template <int HDP>
+template <int HQ, int HV>
 static void bwd_run(struct cu_dev *d, const struct attn_arg *a, const struct attn_count *n,
         const struct maps *keys, const struct maps *rows)
 {
-    if (!smem_want(d, keys_k<HDP>, keys_mem<HDP>::SMEM))
+    const size_t ksmem = keys_mem<HQ, HV>::SMEM, rsmem = rows_mem<HQ, HV>::SMEM;
+
+    if (!smem_want(d, keys_k<HQ, HV>, ksmem))
         return;
-    keys_k<HDP><<<(unsigned)n->keys, 384, keys_mem<HDP>::SMEM, d->stream>>>(*a, *keys);
+    keys_k<HQ, HV><<<(unsigned)n->keys, 384, ksmem, d->stream>>>(*a, *keys);
     CU_DONE(d, "attention's backward by keys (warpgroups)");
-    if (!smem_want(d, rows_k<HDP>, rows_mem<HDP>::SMEM))
+    if (!smem_want(d, rows_k<HQ, HV>, rsmem))
         return;
-    rows_k<HDP><<<(unsigned)n->rows, 384, rows_mem<HDP>::SMEM, d->stream>>>(*a, *rows);
+    rows_k<HQ, HV><<<(unsigned)n->rows, 384, rsmem, d->stream>>>(*a, *rows);
     CU_DONE(d, "attention's backward by rows (warpgroups)");
 }
 
@@ -391,11 +418,30 @@ bool cu_attn_wg_bwd(struct cu_dev *d, const struct attn_arg *a, const struct att
             !cu_attn_map(&keys.q, q, a->hd, a->group, N / a->group) ||
             !cu_attn_map(&keys.g, dout, a->hd, a->group, N / a->group))
         return false;
-    keys.k = rows.k;
+    keys.k = keys.p = rows.p = rows.k;
     keys.v = rows.v;
+    keys.khead = keys.vhead = a->hd;
     if (a->hd <= 64)
-        bwd_run<64>(d, a, n, &keys, &rows);
+        bwd_run<64, 64>(d, a, n, &keys, &rows);
     else
-        bwd_run<128>(d, a, n, &keys, &rows);
+        bwd_run<128, 128>(d, a, n, &keys, &rows);
+    return true;
+}
+
+bool cu_attn_wg_latent_bwd(struct cu_dev *d, const struct attn_arg *a, const struct attn_count *n,
+        const struct tw_tensor *q, const struct tw_tensor *kv, const struct tw_tensor *pe,
+        const struct tw_tensor *dout, void *dpe)
+{
+    struct maps keys, rows;
+
+    if (!n->packed || !cu_attn_wg_real() || !cu_attn_map(&rows.q, q, 192, 1, a->per) ||
+            !cu_attn_map(&rows.g, dout, 128, 1, a->per) || !cu_attn_map(&keys.q, q, 192, 1, N) ||
+            !cu_attn_map(&keys.g, dout, 128, 1, N) ||
+            !cu_attn_latent_maps(&rows.k, &rows.v, &rows.p, kv, pe, a->nh, rows_mem<192, 128>::KEYS) ||
+            !cu_attn_latent_maps(&keys.k, &keys.v, &keys.p, kv, pe, a->nh, 128))
+        return false;
+    keys.khead = keys.vhead = 256;
+    keys.pe = (bf16 *)dpe;
+    bwd_run<192, 128>(d, a, n, &keys, &rows);
     return true;
 }

@@ -194,15 +194,15 @@ template <int NT> static __device__ __forceinline__ void clear(float (*c)[4])
 }
 
 /* Queues a tile of ROWS rows of W elements, of which SRC has M rows of COLS; zeros elsewhere. VEC: by 16
- * bytes; else it is there after the next barrier. */
-template <typename E, int W>
+ * bytes; else it is there after the next barrier. By a block of THREADS. */
+template <typename E, int W, int THREADS = DL_THREADS>
 static __device__ __forceinline__ void load(E *dst, const E *src, int64_t ld, int rows, int m, int cols,
         bool vec)
 {
     constexpr int V = dl<E>::V, LD = W + dl<E>::PAD;
 
     if (vec) {
-        for (int x = threadIdx.x; x < rows * (W / V); x += DL_THREADS) {
+        for (int x = threadIdx.x; x < rows * (W / V); x += THREADS) {
             int r = x / (W / V), c = x % (W / V) * V;
             bool used = r < m && c < cols;
 
@@ -210,7 +210,7 @@ static __device__ __forceinline__ void load(E *dst, const E *src, int64_t ld, in
         }
         return;
     }
-    for (int x = threadIdx.x; x < rows * W; x += DL_THREADS) {
+    for (int x = threadIdx.x; x < rows * W; x += THREADS) {
         int r = x / W, c = x % W;
 
         st1(dst + r * LD + c, r < m && c < cols ? ld1(src + r * ld + c) : 0.0f);

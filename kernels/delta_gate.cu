@@ -128,38 +128,87 @@ static __device__ __forceinline__ int64_t group_at(const gnorm_arg &p, int64_t g
     return g / p.gpr * ld + g % p.gpr * p.n;
 }
 
-/* A warp a group. */
-template <typename A> static __global__ void __launch_bounds__(256)
+/* V elements at once, aligned to their size. */
+template <int V> static __device__ __forceinline__ void get(float (&v)[V], const float *p)
+{
+    if constexpr (V == 4) {
+        float4 x = *(const float4 *)p;
+
+        v[0] = x.x, v[1] = x.y, v[2] = x.z, v[3] = x.w;
+    } else {
+        v[0] = *p;
+    }
+}
+template <int V> static __device__ __forceinline__ void get(float (&v)[V], const bf16 *p)
+{
+    if constexpr (V == 4) {
+        uint2 x = *(const uint2 *)p;
+
+        v[0] = __uint_as_float(x.x << 16), v[1] = __uint_as_float(x.x & 0xffff0000u);
+        v[2] = __uint_as_float(x.y << 16), v[3] = __uint_as_float(x.y & 0xffff0000u);
+    } else {
+        v[0] = ld1(p);
+    }
+}
+template <int V> static __device__ __forceinline__ void put(float *p, const float (&v)[V])
+{
+    if constexpr (V == 4)
+        *(float4 *)p = make_float4(v[0], v[1], v[2], v[3]);
+    else
+        *p = v[0];
+}
+template <int V> static __device__ __forceinline__ void put(bf16 *p, const float (&v)[V])
+{
+    if constexpr (V == 4)
+        *(uint2 *)p = make_uint2(pack2(v[0], v[1]), pack2(v[2], v[3]));
+    else
+        st1(p, v[0]);
+}
+
+/* A warp a group. ONCE: a group is 32 times V, which stay in registers; else V is 1. */
+template <typename A, int V, bool ONCE> static __global__ void __launch_bounds__(256)
 gnorm_k(const __grid_constant__ gnorm_arg p)
 {
     const int64_t g = blockIdx.x * (int64_t)8 + threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
-    float sum = 0, r;
+    float sum = 0, r, u[V], s[V], w[V];
 
     if (g >= p.groups)
         return;
     const A *x = (const A *)p.x + group_at(p, g, p.ldx), *z = (const A *)p.z + group_at(p, g, p.ldz);
     A *y = (A *)p.y + group_at(p, g, p.ldy);
 
-    for (int i = lane; i < p.n; i += 32)
-        sum = fmaf(ld1(x + i), ld1(x + i), sum);
+    if (ONCE)
+        get<V>(s, z + lane * V);
+    for (int i = lane * V; i < p.n; i += 32 * V) {
+        get<V>(u, x + i);
+#pragma unroll
+        for (int k = 0; k < V; k++)
+            sum = fmaf(u[k], u[k], sum);
+    }
     r = 1 / sqrtf(warp_sum(sum) / (float)p.n + p.eps);
     if (!lane && p.rstd)
         p.rstd[g] = r;
-    for (int i = lane; i < p.n; i += 32) {
-        float s = ld1(z + i);
-
-        st1(y + i, ld1(x + i) * r * p.w[i] * s * sigmoid(s));
+    for (int i = lane * V; i < p.n; i += 32 * V) {
+        if (!ONCE) {
+            get<V>(u, x + i);
+            get<V>(s, z + i);
+        }
+        get<V>(w, p.w + i);
+#pragma unroll
+        for (int k = 0; k < V; k++)
+            u[k] = u[k] * r * w[k] * s[k] * sigmoid(s[k]);
+        put<V>(y + i, u);
     }
 }
 
 /* dz may be z: a lane reads what it writes. */
-template <typename A> static __global__ void __launch_bounds__(256)
+template <typename A, int V, bool ONCE> static __global__ void __launch_bounds__(256)
 gnorm_bwd_k(const __grid_constant__ gnorm_arg p)
 {
     const int64_t g = blockIdx.x * (int64_t)8 + threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
-    float sum = 0;
+    float sum = 0, u[V], s[V], d[V], w[V];
 
     if (g >= p.groups)
         return;
@@ -168,17 +217,25 @@ gnorm_bwd_k(const __grid_constant__ gnorm_arg p)
     A *dx = (A *)p.y + group_at(p, g, p.ldy), *dz = (A *)p.dz + group_at(p, g, p.lddz);
     const float r = p.rstd[g];
 
-    for (int i = lane; i < p.n; i += 32) {
-        float s = ld1(z + i);
-
-        sum = fmaf(ld1(dy + i) * s * sigmoid(s) * p.w[i], ld1(x + i) * r, sum);
+    for (int i = lane * V; i < p.n; i += 32 * V) {
+        get<V>(s, z + i), get<V>(u, x + i), get<V>(d, dy + i), get<V>(w, p.w + i);
+#pragma unroll
+        for (int k = 0; k < V; k++)
+            sum = fmaf(d[k] * s[k] * sigmoid(s[k]) * w[k], u[k] * r, sum);
     }
     sum = warp_sum(sum) / (float)p.n;
-    for (int i = lane; i < p.n; i += 32) {
-        float s = ld1(z + i), sig = sigmoid(s), y = ld1(x + i) * r, w = p.w[i], d = ld1(dy + i);
+    for (int i = lane * V; i < p.n; i += 32 * V) {
+        if (!ONCE)
+            get<V>(s, z + i), get<V>(u, x + i), get<V>(d, dy + i), get<V>(w, p.w + i);
+#pragma unroll
+        for (int k = 0; k < V; k++) {
+            float sig = sigmoid(s[k]), y = u[k] * r;
 
-        st1(dx + i, r * (d * s * sig * w - y * sum));
-        st1(dz + i, d * y * w * sig * (1 + s * (1 - sig)));
+            u[k] = r * (d[k] * s[k] * sig * w[k] - y * sum);
+            s[k] = d[k] * y * w[k] * sig * (1 + s[k] * (1 - sig));
+        }
+        put<V>(dx + i, u);
+        put<V>(dz + i, s);
     }
 }
 
@@ -240,7 +297,12 @@ static void gnorm(struct tw_dev *dev, struct tw_tensor *y, float *rstd, const st
     p.y = y->data, p.ldy = y->ld, p.rstd = rstd, p.eps = eps;
     if (!p.groups)
         return;
-    CU_ACT(x->dtype, gnorm_k<A><<<(unsigned)cu_div(p.groups, 8), 256, 0, d->stream>>>(p));
+    const unsigned grid = (unsigned)cu_div(p.groups, 8);
+
+    if (n == 128 && cu_vec8(x, n) && cu_vec8(z, n) && cu_vec8(y, n))
+        CU_ACT(x->dtype, gnorm_k<A, 4, true><<<grid, 256, 0, d->stream>>>(p));
+    else
+        CU_ACT(x->dtype, gnorm_k<A, 1, false><<<grid, 256, 0, d->stream>>>(p));
     CU_DONE(d, "gated norm");
 }
 
@@ -266,7 +328,12 @@ static void gnorm_bwd(struct tw_dev *dev, struct tw_tensor *dx, struct tw_tensor
         CU_ACT(x->dtype, gnorm_dw_k<A><<<grid, 256, 0, d->stream>>>(p));
         gnorm_dw_sum_k<<<(unsigned)cu_div(n, 128), 128, 0, d->stream>>>(dw, p.part, (int)n, p.shares);
     }
-    CU_ACT(x->dtype, gnorm_bwd_k<A><<<(unsigned)cu_div(p.groups, 8), 256, 0, d->stream>>>(p));
+    const unsigned grid = (unsigned)cu_div(p.groups, 8);
+
+    if (n == 128 && cu_vec8(x, n) && cu_vec8(z, n) && cu_vec8(dy, n) && cu_vec8(dx, n) && cu_vec8(dz, n))
+        CU_ACT(x->dtype, gnorm_bwd_k<A, 4, true><<<grid, 256, 0, d->stream>>>(p));
+    else
+        CU_ACT(x->dtype, gnorm_bwd_k<A, 1, false><<<grid, 256, 0, d->stream>>>(p));
     CU_DONE(d, "gated norm, backward");
 }
 

@@ -19,7 +19,8 @@ enum { SUM_XR, SUM_XY, SUM_QW, SUM_AK, SUM_F, SUM_KN, SUMS };
 
 template <typename E, int D> struct grad {
     using C = dl<E>;
-    static constexpr int CH = C::CH, RG = C::RG, CG = C::CG, LD = D + C::PAD, LC = CH + C::PAD;
+    static constexpr int THREADS = C::low ? 512 : DL_THREADS;   /* twice as many: phases wait less */
+    static constexpr int CH = C::CH, RG = C::RG, CG = THREADS / 32 / RG, LD = D + C::PAD, LC = CH + C::PAD;
     static constexpr int N = D / CG / 8, M = CH / CG / 8;
     static constexpr size_t SMEM = (size_t)((6 * CH + D) * LD + 5 * CH * LC) * sizeof(E) +
             (size_t)(DL_NUMS * CH + CG * SUMS * CH + RG * CH + 32) * 4;
@@ -82,15 +83,15 @@ static __device__ __forceinline__ void early(const grad<E, D> &b, const dl_arg &
     using W = grad<E, D>;
     constexpr int CH = W::CH;
 
-    load<E, D>(b.dout, (const E *)a.dout + q.t * a.lddo + (int64_t)h * a.dv, a.lddo, CH, q.m, a.dv,
+    load<E, D, grad<E, D>::THREADS>(b.dout, (const E *)a.dout + q.t * a.lddo + (int64_t)h * a.dv, a.lddo, CH, q.m, a.dv,
             a.vec);
-    load<E, D>(b.x, (const E *)a.e + ((int64_t)q.t * a.hv + h) * D, (int64_t)a.hv * D, CH, q.m, D, true);
-    load<E, CH>(b.t, (const E *)a.t + ((int64_t)c * a.hv + h) * CH * CH, CH, CH, CH, CH, true);
+    load<E, D, grad<E, D>::THREADS>(b.x, (const E *)a.e + ((int64_t)q.t * a.hv + h) * D, (int64_t)a.hv * D, CH, q.m, D, true);
+    load<E, CH, W::THREADS>(b.t, (const E *)a.t + ((int64_t)c * a.hv + h) * CH * CH, CH, CH, CH, CH, true);
 }
 template <typename E, int D>
 static __device__ __forceinline__ void late(const grad<E, D> &b, const dl_arg &a, int c, int h)
 {
-    load<E, D>(b.s, (const E *)a.s + ((int64_t)c * a.hv + h) * D * D, D, D, D, D, true);
+    load<E, D, grad<E, D>::THREADS>(b.s, (const E *)a.s + ((int64_t)c * a.hv + h) * D * D, D, D, D, D, true);
     load_nums<E>(b.num, a, c, h);
     cp_commit();
     cp_wait<0>();
@@ -254,7 +255,7 @@ static __device__ __forceinline__ void outer(const grad<E, D> &b, const E *s, fl
         dk[n_][h_ * 2 + 1] += g * w;
     });
     b.keep(SUM_KN, kn);
-    for (int x = threadIdx.x * 2; x < D * D; x += DL_THREADS * 2) {
+    for (int x = threadIdx.x * 2; x < D * D; x += W::THREADS * 2) {
         float2 p = ld2(s + x), g = ld2(b.s + x / D * W::LD + x % D);
 
         dot = fmaf(p.x, g.x, fmaf(p.y, g.y, dot));
@@ -289,7 +290,7 @@ static __device__ __forceinline__ void numbers(const grad<E, D> &b, const dl_arg
             a.dbeta[(int64_t)(q.t + i) * a.lddb + h] = b.rows(SUM_XR, i) + b.rows(SUM_AK, i);
     }
 #pragma unroll
-    for (int g = 0; g < 8; g++)
+    for (int g = 0; g < W::THREADS / 32; g++)
         dot += b.dot[g];
     kn = warp_sum(kn) + b.nums(DL_A, W::CH - 1) * dot;
 #pragma unroll
@@ -319,7 +320,7 @@ static __device__ __forceinline__ void put_dv(const grad<E, D> &b, const dl_arg 
 {
     using W = grad<E, D>;
 
-    for (int x = threadIdx.x * 2; x < W::CH * D; x += DL_THREADS * 2) {
+    for (int x = threadIdx.x * 2; x < W::CH * D; x += W::THREADS * 2) {
         int i = x / D, j = x % D;
         float2 v = ld2(b.x + i * W::LD + j);
         float beta = b.nums(DL_BETA, i);
@@ -358,7 +359,7 @@ static __device__ __forceinline__ void put_dqk(const grad<E, D> &b, const dl_arg
     });
 }
 
-template <typename E, int D> static __global__ void __launch_bounds__(DL_THREADS, 1)
+template <typename E, int D> static __global__ void __launch_bounds__(grad<E, D>::THREADS, 1)
 grad_k(const __grid_constant__ dl_arg a)
 {
     using W = grad<E, D>;
@@ -370,8 +371,8 @@ grad_k(const __grid_constant__ dl_arg a)
     float dq[W::N][4], dk[W::N][4], qk[W::M][4], kk[W::M][4];
 
     clear<W::N>(dq), clear<W::N>(dk), clear<W::M>(qk), clear<W::M>(kk);
-    load<E, D>(b.q, dl_qk<E>(a, q.t, kh, 0), a.ldx, CH, q.m, a.dk, a.vec);
-    load<E, D>(b.k, dl_qk<E>(a, q.t, kh, 1), a.ldx, CH, q.m, a.dk, a.vec);
+    load<E, D, grad<E, D>::THREADS>(b.q, dl_qk<E>(a, q.t, kh, 0), a.ldx, CH, q.m, a.dk, a.vec);
+    load<E, D, grad<E, D>::THREADS>(b.k, dl_qk<E>(a, q.t, kh, 1), a.ldx, CH, q.m, a.dk, a.vec);
     early<E, D>(b, a, q, c, kh * per);
     for (int h = kh * per; h < (kh + 1) * per; h++) {
         const int64_t at = ((int64_t)c * a.hv + h) * D * D;
@@ -384,7 +385,7 @@ grad_k(const __grid_constant__ dl_arg a)
         make_e<E, D>(b, a, q, h);
         through_s<E, D>(b, dq, dk);
         __syncthreads();        /* E is there; S has been read */
-        load<E, D>(b.s, (const E *)a.ds + at, D, D, D, D, true);
+        load<E, D, grad<E, D>::THREADS>(b.s, (const E *)a.ds + at, D, D, D, D, true);
         cp_commit();
         inner<E, D>(b, qk, kk);
         put_dv<E, D>(b, a, q, h);
@@ -408,7 +409,7 @@ bool cu_delta_grads(struct cu_dev *d, const dl_arg *a, enum tw_dtype t)
     DL_BY(t, a, {
         if (!dl_smem(d, grad_k<E, D>, grad<E, D>::SMEM))
             return false;
-        grad_k<E, D><<<(unsigned)(a->nchunk * a->hk), DL_THREADS, grad<E, D>::SMEM, d->stream>>>(*a);
+        grad_k<E, D><<<(unsigned)(a->nchunk * a->hk), grad<E, D>::THREADS, grad<E, D>::SMEM, d->stream>>>(*a);
     });
     CU_DONE(d, "gradients of the delta rule");
     return true;

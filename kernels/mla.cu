@@ -1,6 +1,7 @@
 /* mla.cu - attention over latents where a sequence begins: keys are put together from their two parts,
  * values and outputs made as wide as keys (what is added is zero, and zero comes out), and the kernels
  * of attn.cu do the rest. */
+#include "attn.cuh"
 #include "mla.cuh"
 #include <stdlib.h>
 
@@ -69,14 +70,40 @@ static struct tw_tensor wide(struct call *c)
     return x;
 }
 
-static bool begin(struct call *c, struct cu_dev *d, const struct tw_mla *a, const struct tw_tensor *q,
-        int tensors)
+/* Heads of keys and values alike; tensors of such heads that attn and attn_bwd make. */
+static int64_t width(const struct tw_mla *a)
 {
-    int64_t dk = a->dn + a->dr, most = dk > a->dv ? dk : a->dv, bytes;
+    int64_t dk = a->dn + a->dr;
 
-    *c = { d, a, q->rows, (most + 7) / 8 * 8, 0, q->dtype, NULL };
-    bytes = (c->T * a->nh * c->hd * lat_size(c->t) + 255) / 256 * 256;
-    c->room = (char *)cu_scratch(d, CU_S_HEAD, (size_t)(bytes * tensors));
+    return ((dk > a->dv ? dk : a->dv) + 7) / 8 * 8;
+}
+enum { FORWARD = 4, BACKWARD = 8 };
+
+static size_t m_wide(const struct tw_mla *a, int64_t T, enum tw_dtype act, bool bwd)
+{
+    int64_t one = (T * a->nh * width(a) * lat_size(act) + 255) / 256 * 256;
+
+    return (size_t)(one * (bwd ? BACKWARD : FORWARD));
+}
+
+/* The shapes that attn_wg.cu takes without copies. */
+static bool direct(const struct cu_dev *d, const struct tw_mla *a, enum tw_dtype t)
+{
+    return d->major == 9 && t == TW_BF16 && a->dn == 128 && a->dr == 64 && a->dv == 128;
+}
+
+static size_t m_scratch(const struct tw_dev *d, const struct tw_mla *a, int64_t T, enum tw_dtype act, bool bwd)
+{
+    if (direct((const struct cu_dev *)d, a, act))
+        return bwd ? (size_t)(T * a->nh * a->dr) * 2 : 0;
+    return m_wide(a, T, act, bwd);
+}
+
+static bool begin(struct call *c, struct cu_dev *d, const struct tw_mla *a, const struct tw_tensor *q,
+        bool bwd)
+{
+    *c = { d, a, q->rows, width(a), 0, q->dtype, NULL };
+    c->room = (char *)cu_scratch(d, CU_S_HEAD, m_wide(a, q->rows, q->dtype, bwd));
     return c->room != NULL;
 }
 
@@ -154,13 +181,30 @@ static struct tw_attn attn_of(const struct call *c, const struct tw_attn_seq *s)
     return { c->a->nh, c->a->nh, c->hd, c->a->scale, 0, s, c->a->nseq };
 }
 
+static bool attn_direct(struct cu_dev *d, const struct attn_latent *l, const struct tw_mla *a)
+{
+    struct call c = { d, a, l->q->rows, a->dn + a->dr, 0, l->q->dtype, NULL };
+    struct tw_attn_seq *s;
+    bool done;
+
+    if (!direct(d, a, c.t) || !(s = without_state(&c)))
+        return false;
+    struct tw_attn x = attn_of(&c, s);
+
+    done = cu_attn_latent(d, l, &x);
+    free(s);
+    return done;
+}
+
 static void m_attn(struct tw_dev *dev, struct tw_tensor *o, float *lse, const struct tw_tensor *q,
         const struct tw_tensor *kv, const struct tw_tensor *pe, const struct tw_mla *a)
 {
+    struct attn_latent l = { o, q, kv, pe, NULL, NULL, NULL, lse, NULL };
     struct call c;
     struct tw_attn_seq *s;
 
-    if (!q->rows || !a->nseq || !begin(&c, cu(dev), a, q, 4) || !(s = without_state(&c)))
+    if (!q->rows || !a->nseq || attn_direct(cu(dev), &l, a) || !begin(&c, cu(dev), a, q, false) ||
+            !(s = without_state(&c)))
         return;
     struct tw_attn x = attn_of(&c, s);
     struct tw_tensor wq = queries(&c, q), k = keys(&c, kv, pe), v = spread_new(&c, values_in(&c, kv));
@@ -174,6 +218,22 @@ static void m_attn(struct tw_dev *dev, struct tw_tensor *o, float *lse, const st
     free(s);
 }
 
+static bool attn_bwd_direct(struct cu_dev *d, struct tw_tensor *dq, struct tw_tensor *dkv,
+        struct tw_tensor *dpe, const struct tw_tensor *dout, const struct tw_tensor *o,
+        const float *lse, const struct tw_tensor *q, const struct tw_tensor *kv,
+        const struct tw_tensor *pe, const struct tw_mla *a)
+{
+    size_t bytes = (size_t)(q->rows * a->nh * a->dr) * 2;
+    struct attn_latent l = { o, q, kv, pe, dout, dq, dkv, (float *)lse, NULL };
+
+    if (!direct(d, a, q->dtype) || !(l.dpe = cu_scratch(d, CU_S_HEAD, bytes)) || !attn_direct(d, &l, a))
+        return false;
+    heads_sum_k<bf16><<<(unsigned)q->rows, 64, 0, d->stream>>>((bf16 *)dpe->data, dpe->ld,
+            (const bf16 *)l.dpe, (int)a->nh, (int)a->dr, 0, (int)a->dr);
+    CU_DONE(d, "gradient of the keys' shared part");
+    return true;
+}
+
 static void m_attn_bwd(struct tw_dev *dev, struct tw_tensor *dq, struct tw_tensor *dkv,
         struct tw_tensor *dpe, const struct tw_tensor *dout, const struct tw_tensor *o,
         const float *lse, const struct tw_tensor *q, const struct tw_tensor *kv,
@@ -183,7 +243,8 @@ static void m_attn_bwd(struct tw_dev *dev, struct tw_tensor *dq, struct tw_tenso
     struct tw_attn_seq *s;
     int32_t dk = (int32_t)(a->dn + a->dr);
 
-    if (!q->rows || !a->nseq || !begin(&c, cu(dev), a, q, 8) || !(s = without_state(&c)))
+    if (!q->rows || !a->nseq || attn_bwd_direct(cu(dev), dq, dkv, dpe, dout, o, lse, q, kv, pe, a) ||
+            !begin(&c, cu(dev), a, q, true) || !(s = without_state(&c)))
         return;
     struct tw_attn x = attn_of(&c, s);
     struct tw_tensor wq = queries(&c, q), k = keys(&c, kv, pe), v = spread_new(&c, values_in(&c, kv));
@@ -211,7 +272,7 @@ static size_t m_bytes(const struct tw_dev *, int64_t rkv, int64_t dr, enum tw_dt
 
 void cu_mla_ops(struct tw_ops *o)
 {
-    static const struct tw_mla_ops mla = { m_attn, m_attn_bwd, m_bytes, cu_mla_put, cu_mla_decode };
+    static const struct tw_mla_ops mla = { m_attn, m_attn_bwd, m_scratch, m_bytes, cu_mla_put, cu_mla_decode };
 
     o->mla = &mla;
 }

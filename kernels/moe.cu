@@ -5,7 +5,7 @@ void cu_moe_mm(struct cu_dev *d, enum moe_form form, const struct moe_mm *g, boo
 {
     if (!g->rows || !g->n || (form == MOE_TN ? !g->m : !g->k))
         return;
-    if (exact || !cu_moe_mma(d, form, g))
+    if (exact || (!cu_moe_wg(d, form, g) && !cu_moe_mma(d, form, g)))
         cu_moe_simt(d, form, g);
 }
 
@@ -19,7 +19,8 @@ static void m_logits(struct tw_dev *dev, struct tw_tensor *logits, const struct 
     g.c = logits->data, g.tc = TW_F32, g.ldc = logits->ld;
     g.rows = (int32_t)x->rows, g.n = (int32_t)w->rows, g.k = (int32_t)w->cols;
     g.E = 1, g.alpha = 1;
-    cu_moe_mm(cu(dev), MOE_NT, &g, true);
+    g.whole = true;
+    cu_moe_mm(cu(dev), MOE_NT, &g, x->dtype == TW_F32);
 }
 
 static void m_logits_bwd(struct tw_dev *dev, struct tw_tensor *dx, bool add, struct tw_mat *dw,
@@ -32,15 +33,16 @@ static void m_logits_bwd(struct tw_dev *dev, struct tw_tensor *dx, bool add, str
     g.c = dx->data, g.tc = dx->dtype, g.ldc = dx->ld;
     g.rows = (int32_t)x->rows, g.n = (int32_t)w->cols, g.k = (int32_t)w->rows;
     g.E = 1, g.alpha = 1;
+    g.whole = true;
     g.add = add;
-    cu_moe_mm(cu(dev), MOE_NN, &g, true);
+    cu_moe_mm(cu(dev), MOE_NN, &g, x->dtype == TW_F32);
     if (!dw)
         return;
     g.b = x->data, g.tb = x->dtype, g.ldb = x->ld;
     g.c = dw->data, g.tc = TW_F32, g.ldc = cu_ld(dw);
     g.m = (int32_t)w->rows;
     g.add = true;
-    cu_moe_mm(cu(dev), MOE_TN, &g, true);
+    cu_moe_mm(cu(dev), MOE_TN, &g, x->dtype == TW_F32);
 }
 
 /* All rows of S by their experts. */
@@ -61,8 +63,8 @@ static int64_t step_of(const struct tw_mat *w)
     return (w->rows + w->ext) * cu_ld(w);
 }
 
-static void m_experts(struct tw_dev *dev, struct tw_tensor *y, const struct tw_tensor *x,
-        const struct tw_mat *w, const struct tw_dispatch *s, bool gather)
+static struct moe_mm forward(const struct tw_tensor *y, const struct tw_tensor *x, const struct tw_mat *w,
+        const struct tw_dispatch *s, bool gather)
 {
     struct moe_mm g = all_of(s);
 
@@ -71,11 +73,11 @@ static void m_experts(struct tw_dev *dev, struct tw_tensor *y, const struct tw_t
     g.c = y->data, g.tc = y->dtype, g.ldc = y->ld;
     g.n = (int32_t)w->rows, g.k = (int32_t)w->cols;
     g.pair = gather ? s->pair : NULL;
-    cu_moe_mm(cu(dev), MOE_NT, &g, x->dtype == TW_F32);
+    return g;
 }
 
-static void m_experts_dx(struct tw_dev *dev, struct tw_tensor *dx, const struct tw_tensor *dy,
-        const struct tw_mat *w, const struct tw_dispatch *s)
+static struct moe_mm backward(const struct tw_tensor *dx, const struct tw_tensor *dy, const struct tw_mat *w,
+        const struct tw_dispatch *s)
 {
     struct moe_mm g = all_of(s);
 
@@ -83,6 +85,22 @@ static void m_experts_dx(struct tw_dev *dev, struct tw_tensor *dx, const struct 
     g.b = w->data, g.tb = w->dtype, g.ldb = cu_ld(w), g.step = step_of(w);
     g.c = dx->data, g.tc = dx->dtype, g.ldc = dx->ld;
     g.n = (int32_t)w->cols, g.k = (int32_t)w->rows;
+    return g;
+}
+
+static void m_experts(struct tw_dev *dev, struct tw_tensor *y, const struct tw_tensor *x,
+        const struct tw_mat *w, const struct tw_dispatch *s, bool gather)
+{
+    struct moe_mm g = forward(y, x, w, s, gather);
+
+    cu_moe_mm(cu(dev), MOE_NT, &g, x->dtype == TW_F32);
+}
+
+static void m_experts_dx(struct tw_dev *dev, struct tw_tensor *dx, const struct tw_tensor *dy,
+        const struct tw_mat *w, const struct tw_dispatch *s)
+{
+    struct moe_mm g = backward(dx, dy, w, s);
+
     cu_moe_mm(cu(dev), MOE_NN, &g, dy->dtype == TW_F32);
 }
 
@@ -237,11 +255,67 @@ static void m_lora_bwd(struct tw_dev *dev, struct tw_tensor *dx, struct tw_tenso
     }
 }
 
+/* The one run that all tokens are of; NULL: it is not so. */
+static const struct tw_lora_run *whole_run(const struct tw_lora_ctx *c, const struct tw_dispatch *s)
+{
+    return c->nrun == 1 && c->run->t0 <= 0 && c->run->t1 >= s->T ? c->run : NULL;
+}
+
+static bool m_experts_lora(struct tw_dev *dev, struct tw_tensor *y, struct tw_tensor *h,
+        const struct tw_tensor *x, const struct tw_mat *w, const struct tw_lora_ctx *c,
+        const struct tw_dispatch *s, bool gather)
+{
+    struct cu_dev *d = cu(dev);
+    const struct tw_lora_run *r = whole_run(c, s);
+    struct moe_mm g = forward(y, x, w, s, gather), p = g;
+
+    if (!r || !s->T || y->cols != w->rows)
+        return false;
+    g.tail = { (const float *)h->data, r->b, h->ld, y->cols * r->r, (int32_t)r->r };
+    if (!cu_moe_wg_fits(d, MOE_NT, &g))
+        return false;
+    factor(&p, r->a, r->r, x->cols);
+    to(&p, h);
+    p.n = (int32_t)r->r;
+    p.alpha = r->scale;
+    cu_moe_mm(d, MOE_NT, &p, false);
+    cu_moe_wg(d, MOE_NT, &g);
+    return true;
+}
+
+static bool m_experts_lora_dx(struct tw_dev *dev, struct tw_tensor *dx, struct tw_tensor *scratch,
+        const struct tw_tensor *dy, const struct tw_tensor *x, const struct tw_tensor *h,
+        const struct tw_mat *w, const struct tw_lora_ctx *c, const struct tw_dispatch *s, bool gather)
+{
+    struct cu_dev *d = cu(dev);
+    const struct tw_lora_run *r = whole_run(c, s);
+    struct moe_mm g = backward(dx, dy, w, s), p = g;
+
+    if (!r || !s->T || dy->cols != w->rows)
+        return false;
+    g.tail = { (const float *)scratch->data, r->a, scratch->ld, x->cols * r->r, (int32_t)r->r };
+    if (!cu_moe_wg_fits(d, MOE_NN, &g))
+        return false;
+    factor(&p, r->b, dy->cols, r->r);
+    to(&p, scratch);
+    p.n = (int32_t)r->r;
+    p.alpha = r->scale;
+    cu_moe_mm(d, MOE_NN, &p, false);
+    p = all_of(s);
+    if (r->db)
+        grad(d, p, r->db, dy, dy->cols, h, r->r, NULL, false);
+    if (r->da)
+        grad(d, p, r->da, scratch, r->r, x, x->cols, gather ? s->pair : NULL, false);
+    cu_moe_wg(d, MOE_NN, &g);
+    return true;
+}
+
 void cu_moe_ops(struct tw_ops *o)
 {
     static const struct tw_moe_ops moe = {
         m_logits, m_logits_bwd, cu_moe_route, cu_moe_route_bwd, m_experts, m_experts_dx,
         m_experts_dw, cu_moe_collect, m_lora, m_lora_bwd, cu_moe_combine, cu_moe_combine_bwd,
+        m_experts_lora, m_experts_lora_dx,
     };
 
     o->moe = &moe;

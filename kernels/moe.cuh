@@ -8,6 +8,13 @@
  * rows of an expert c_e[m, n] += alpha a[p, m]^T b[p, n]. */
 enum moe_form { MOE_NT, MOE_NN, MOE_TN };
 
+/* What an adapter adds: the sum goes on over h [rows, r] and its factor, [n, r] or [r, n] of each expert. */
+struct moe_tail {
+    const float *h, *b;             /* h NULL: nothing */
+    int64_t ldh, step;
+    int32_t r;
+};
+
 struct moe_mm {
     const void *a, *b;
     void *c;
@@ -18,6 +25,8 @@ struct moe_mm {
     int32_t K, E, rows;             /* rows: of all experts */
     int32_t m, n, k;                /* m of MOE_TN, k of the others */
     bool add;                       /* to what is in c */
+    struct moe_tail tail;           /* of moe_wg.cu only */
+    bool whole;                     /* F32 operands are not rounded to BF16 */
     float alpha;
 };
 
@@ -25,7 +34,9 @@ struct moe_mm {
  * order. EXACT: plain F32 in any case. */
 void cu_moe_mm(struct cu_dev *d, enum moe_form form, const struct moe_mm *g, bool exact);
 
-/* moe_mm.cu, moe_simt.cu: the two of them. False: not these shapes. */
+/* moe_wg.cu, moe_mm.cu, moe_simt.cu: the three of them. False: not these shapes, or not this GPU. */
+bool cu_moe_wg_fits(struct cu_dev *d, enum moe_form form, const struct moe_mm *g);
+bool cu_moe_wg(struct cu_dev *d, enum moe_form form, const struct moe_mm *g);
 bool cu_moe_mma(struct cu_dev *d, enum moe_form form, const struct moe_mm *g);
 void cu_moe_simt(struct cu_dev *d, enum moe_form form, const struct moe_mm *g);
 

@@ -23,6 +23,16 @@ struct __attribute__((aligned(64))) tma_map {
 bool cu_attn_map(struct tma_map *m, const struct tw_tensor *t, int64_t hd, int64_t heads,
         int64_t tokens);
 
+/* What a map is made of: HD numbers of each of NH heads, HEAD apart, of ROWS tokens, LD apart; boxes. */
+struct attn_box {
+    const void *p;
+    int64_t hd, nh, rows, head, ld, heads, tokens;
+};
+bool cu_attn_map_of(struct tma_map *m, const struct attn_box *b);
+/* Of keys and values that come of latents, heads of 128 and 128 side by side, and the keys' shared 64. */
+bool cu_attn_latent_maps(struct tma_map *k, struct tma_map *v, struct tma_map *p,
+        const struct tw_tensor *kv, const struct tw_tensor *pe, int64_t nh, int64_t tokens);
+
 /* Whether these kernels were compiled for the GPU that is there. */
 bool cu_attn_wg_real(void);
 
@@ -57,6 +67,19 @@ static __device__ __forceinline__ void tma(uint32_t dst, const tma_map *m, uint3
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(dst), "l"(m), "r"(bar), "r"(c), "r"(h),
                  "r"(t) : "memory");
+}
+
+/* Queues a tile of ROWS keys of HQ numbers, of which those behind HV are of map P (all heads share). */
+template <int HQ, int HV, int ROWS>
+static __device__ __forceinline__ void wg_keys(uint32_t to, const tma_map *k, const tma_map *p,
+        uint32_t bar, int head, int token)
+{
+#pragma unroll
+    for (int i = 0; i < HQ / 64; i++)
+        if (i * 64 < HV)
+            tma(to + i * ROWS * 128, k, bar, i * 64, head, token);
+        else
+            tma(to + i * ROWS * 128, p, bar, i * 64 - HV, 0, token);
 }
 
 static __device__ __forceinline__ void wg_fence()
@@ -155,6 +178,18 @@ static __device__ __forceinline__ void wg_mix(float *c, const uint32_t *p, uint3
 #pragma unroll
     for (int k = 0; k < N / 16; k++)
         wg_rs<HDP>(c, p + 4 * k, wg_desc(y + k * 16 * 128, N * 128));
+}
+
+/* The same of widths that are no single product's. */
+template <int HDP, int N>
+static __device__ __forceinline__ void wg_mix_any(float *c, const uint32_t *p, uint32_t y)
+{
+    if constexpr (HDP == 192) {
+        wg_mix<128, N>(c, p, y);
+        wg_mix<64, N>(c + 64, p, y + 2 * N * 128);
+    } else {
+        wg_mix<HDP, N>(c, p, y);
+    }
 }
 
 /* x[64, N] of a warpgroup in BF16, as the left side of a product. */

@@ -223,17 +223,11 @@ TW_JFILTER(tw_jf_sum)
     return r;
 }
 
-/* What map, select and their kin go over: what counts as false has no items, be it none or a number. */
-static const struct tw_jlist *items(struct tw_jrt *rt, const struct tw_jval *v)
-{
-    return tw_jtruth(rt, v) ? tw_jiter(rt, v) : tw_jlist_new(rt, 0, TW_L_GEN).u.l;
-}
-
 TW_JFILTER(tw_jf_map)
 {
     const struct tw_jval *path = a->n ? NULL : tw_jarg(a, -1, "attribute");
     const struct tw_jval *def = path ? tw_jarg(a, -1, "default") : NULL;
-    const struct tw_jlist *l = items(rt, v);
+    const struct tw_jlist *l = tw_jiter(rt, v);
     struct tw_jval r = tw_jlist_new(rt, 0, TW_L_GEN), x;
     struct tw_jargs rest = *a;
     uint16_t fn = 0;
@@ -264,7 +258,7 @@ TW_JFILTER(tw_jf_map)
 static struct tw_jval pick(struct tw_jrt *rt, const struct tw_jval *v, struct tw_jargs *a, bool attr,
         bool want)
 {
-    const struct tw_jlist *l = items(rt, v);
+    const struct tw_jlist *l = tw_jiter(rt, v);
     struct tw_jval r = tw_jlist_new(rt, 0, TW_L_GEN);
     struct tw_jargs rest = *a;
     const struct tw_jval *path = NULL;

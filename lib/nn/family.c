@@ -120,8 +120,22 @@ const char *tw_family_layers(const struct tw_family *f)
     return f->layers ? f->layers : "layers";
 }
 
+int tw_family_head_at(const char *prefix)
+{
+    size_t n = strlen(prefix), tail = sizeof "model." - 1;
+
+    return n > tail && !strcmp(prefix + n - tail - 1, ".model.") ? (int)(n - tail) : 0;
+}
+
 bool tw_family_is_head(const struct tw_family *f, struct tw_str name)
 {
+    for (int i = 0; tw_family_prefix(f, i); i++) {
+        const char *prefix = tw_family_prefix(f, i);
+        size_t n = (size_t)tw_family_head_at(prefix);
+
+        if (n && name.n > n && !memcmp(name.p, prefix, n))
+            name = (struct tw_str){ name.p + n, name.n - n };
+    }
     for (const struct tw_tdef *d = f->global; d->name; d++) {
         size_t n = strlen(d->name);
 

@@ -150,6 +150,8 @@ int tw_config_attn_bias(struct tw_config *c, struct tw_err *err);
 /* The I-th prefix of F's names, NULL behind the last; where its layers are below the prefix. */
 const char *tw_family_prefix(const struct tw_family *f, int i);
 const char *tw_family_layers(const struct tw_family *f);
+/* How much of prefix P stands before the head's name, too: it is beside the backbone. */
+int tw_family_head_at(const char *p);
 bool tw_family_is_head(const struct tw_family *f, struct tw_str name);
 /* Whether tensor NAME takes no part in F's maths: by its table, or of a layer behind the last
  * (next-token predictors are such layers). */

@@ -10,7 +10,8 @@ static char *tensor_name(const struct tw_model *m, const struct tw_tdef *d, int6
     if (layer >= 0)
         return tw_xasprintf("%s%s.%lld.%s%s", m->prefix, tw_family_layers(m->cfg.family),
                 (long long)layer, d->name, suffix);
-    return tw_xasprintf("%s%s%s", d->slot == TW_S_HEAD ? "" : m->prefix, d->name, suffix);
+    return tw_xasprintf("%.*s%s%s", d->slot == TW_S_HEAD ? tw_family_head_at(m->prefix) :
+            (int)strlen(m->prefix), m->prefix, d->name, suffix);
 }
 
 /* Where the layers are in the class with a head, which adapters are made for. */

@@ -18,7 +18,6 @@
  *     stable_reinforce     L = S sum w -clip(r) A logp + penalty/2 (logp - old)^2, no gradient through r
  *     dpo simpo cpo orpo   of sums and means over a pair, see tw_loss_pair()
  *     kto                  of one sequence with a label, see tw_loss_kto()
- *     gkd                  of several targets a position and a teacher's numbers of them, see tw_loss_gkd()
  *
  * KL to the reference, d = ref - logp: k1 = -d, k2 = d^2 / 2, k3 = e^d - d - 1 (beyond d = 20 the
  * exponential goes on as its tangent, so a token that drifted has a finite loss and still a gradient).
@@ -39,7 +38,6 @@ enum tw_loss_form {
     TW_LOSS_CPO,
     TW_LOSS_ORPO,
     TW_LOSS_KTO,
-    TW_LOSS_GKD,
 };
 
 enum tw_loss_scale {

@@ -7,6 +7,7 @@
 #ifndef TW_MLA_OPS_H
 #define TW_MLA_OPS_H
 #include "nn/tensor.h"
+#include <stdbool.h>
 
 struct tw_dev;
 struct tw_attn_seq;
@@ -36,7 +37,10 @@ struct tw_mla_ops {
 
     /* Bytes of TW_KV_BLOCK latents of one layer in a decode state, activations being of type ACT.
      * put stores rows [q0, q0 + nq) of c [T, rkv] (after its norm) and pe [T, dr] (after rotation)
-     * at positions past.. of every sequence. */
+     * at positions past.. of every sequence. scratch_bytes: what attn, or attn_bwd, of T rows takes
+     * beside its tensors and keeps; NULL: nothing. */
+    size_t (*scratch_bytes)(const struct tw_dev *d, const struct tw_mla *a, int64_t T,
+            enum tw_dtype act, bool bwd);
     size_t (*bytes)(const struct tw_dev *d, int64_t rkv, int64_t dr, enum tw_dtype act);
     void (*put)(struct tw_dev *d, const struct tw_tensor *c, const struct tw_tensor *pe,
             const struct tw_mla *a);

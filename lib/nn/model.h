@@ -197,7 +197,7 @@ int tw_model_save(const struct tw_model *m, const struct tw_adapter *merge, enum
  * backward) on the counting device. */
 struct tw_plan {
     int64_t params, trainable;
-    size_t weights, adapters, gradients, optimizer, activations, head, recurrent, state,
+    size_t weights, adapters, gradients, optimizer, activations, head, recurrent, latents, state,
         total;
     double flops_forward, flops_step;
 };

@@ -102,6 +102,16 @@ struct tw_moe_ops {
             struct tw_tensor *dshared, struct tw_tensor *dgate, const struct tw_tensor *dy,
             const struct tw_tensor *z, const struct tw_dispatch *s,
             const struct tw_tensor *shared, const struct tw_tensor *gate);
+
+    /* experts() and lora(), or experts_dx() and lora_bwd(), in one, where C is one run over all tokens and
+     * y all of W's rows. False: nothing was done, the caller does them apart. NULL, both: likewise. */
+    bool (*experts_lora)(struct tw_dev *d, struct tw_tensor *y, struct tw_tensor *h,
+            const struct tw_tensor *x, const struct tw_mat *w, const struct tw_lora_ctx *c,
+            const struct tw_dispatch *s, bool gather);
+    bool (*experts_lora_dx)(struct tw_dev *d, struct tw_tensor *dx, struct tw_tensor *scratch,
+            const struct tw_tensor *dy, const struct tw_tensor *x, const struct tw_tensor *h,
+            const struct tw_mat *w, const struct tw_lora_ctx *c, const struct tw_dispatch *s,
+            bool gather);
 };
 
 #endif

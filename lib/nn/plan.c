@@ -75,6 +75,18 @@ static size_t recurrent(const struct tw_pass *p)
     return m->ops->delta->scratch_bytes(m->dev, &s, p->b.T, m->act);
 }
 
+/* And what attention over latents does. */
+static size_t latents(const struct tw_pass *p, bool bwd)
+{
+    const struct tw_config *c = &p->m->cfg;
+    const struct tw_mla_ops *ops = p->m->ops->mla;
+    const struct tw_mla a = { .nh = c->nh, .dn = c->mla.dn, .dr = c->mla.dr, .dv = c->mla.dv,
+        .rkv = c->mla.rkv };
+
+    return a.rkv && ops && ops->scratch_bytes ? ops->scratch_bytes(p->m->dev, &a, p->b.T, p->m->act, bwd) :
+            0;
+}
+
 double tw_model_flops(struct tw_model *m)
 {
     struct tw_dev_head *d = (struct tw_dev_head *)m->count;
@@ -109,11 +121,12 @@ int tw_model_plan(struct tw_model *m, struct tw_adapter *a, int64_t tokens, int6
     out->head = m->ops->head_scratch(m->dev, tokens, m->cfg.V, m->cfg.D,
             !(flags & TW_BACKWARD) ? 0 : m->opts.train ? 2 : 1);
     out->recurrent = recurrent(&p);
+    out->latents = latents(&p, flags & TW_BACKWARD);
     out->state = tw_state_bytes(m, longest) * (size_t)nseq;
     out->flops_forward = count_flops(&p, 0, &peak);
     out->flops_step = count_flops(&p, flags, &out->activations);
     out->total = out->weights + out->adapters + out->gradients + out->activations + out->head +
-                 out->recurrent;
+                 out->recurrent + out->latents;
     if (flags & TW_BACKWARD)
         out->total += out->optimizer;
     ret = 0;

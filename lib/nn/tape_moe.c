@@ -120,6 +120,33 @@ static int64_t module_of(const struct tw_weight *w, int i)
     return i ? w->part[i - 1] : w->module;
 }
 
+/* The context of the adapter of all of W's outputs, when there is none of parts of them. */
+static bool only(struct tw_tape *t, const struct tw_weight *w, struct tw_lora_ctx *c)
+{
+    for (int i = 1; i < XMODULES; i++)
+        if (tw_lora_ctx_of(t, module_of(w, i)).nrun)
+            return false;
+    *c = tw_lora_ctx_of(t, w->module);
+    return c->nrun > 0;
+}
+
+static bool one_back(struct tw_tape *t, struct tw_op *op, struct tw_tensor *dx, struct tw_tensor *dy)
+{
+    const struct expert_note *e = op->more;
+    size_t top = t->st->top;
+    struct tw_lora_ctx c;
+    struct tw_tensor scratch;
+
+    if (!t->ops->moe->experts_lora_dx || !only(t, op->w, &c))
+        return false;
+    scratch = tw_stack_tensor(t->st, TW_F32, dy->rows, t->b->max_r);
+    if (t->ops->moe->experts_lora_dx(t->dev, dx, &scratch, dy, &op->x->v, &e->h[0], &op->w->w, &c,
+            &e->q->s, e->gather))
+        return true;
+    t->st->top = top;
+    return false;
+}
+
 static void experts_back(struct tw_tape *t, struct tw_op *op)
 {
     const struct tw_moe_ops *moe = t->ops->moe;
@@ -127,6 +154,7 @@ static void experts_back(struct tw_tape *t, struct tw_op *op)
     const struct tw_dispatch *s = &e->q->s;
     struct tw_tensor *dy = op->y->wrote ? &op->y->g : &op->y->v;    /* glu leaves it in y's place */
     struct tw_tensor *dx, sorted, scratch;
+    int n = 0;
     bool add;
     size_t top;
 
@@ -136,8 +164,11 @@ static void experts_back(struct tw_tape *t, struct tw_op *op)
     top = t->st->top;
     assert(e->gather || !add);
     sorted = e->gather ? tw_stack_tensor(t->st, dx->dtype, dy->rows, dx->cols) : *dx;
-    moe->experts_dx(t->dev, &sorted, dy, &op->w->w, s);
-    for (int i = 0; i < XMODULES; i++) {
+    if (!one_back(t, op, &sorted, dy)) {
+        moe->experts_dx(t->dev, &sorted, dy, &op->w->w, s);
+        n = XMODULES;
+    }
+    for (int i = 0; i < n; i++) {
         int64_t k = module_of(op->w, i);
         struct tw_lora_ctx c = tw_lora_ctx_of(t, k);
         struct tw_tensor part;
@@ -158,12 +189,18 @@ static struct tw_var *experts(struct tw_tape *t, const struct routed *q, struct 
 {
     struct tw_var *y = tw_var_new(t, q->s.T * q->s.K, w->w.rows);
     struct expert_note *e = tw_arena_alloc(t->host, sizeof *e);
+    struct tw_lora_ctx one;
     struct tw_op *op;
+    bool done = false;
 
-    e->q = q;
-    e->gather = gather;
-    t->ops->moe->experts(t->dev, &y->v, &x->v, &w->w, &q->s, gather);
-    for (int i = 0; i < XMODULES; i++) {
+    *e = (struct expert_note){ .q = q, .gather = gather };
+    if (t->ops->moe->experts_lora && only(t, w, &one)) {
+        e->h[0] = tw_stack_tensor(t->st, TW_F32, y->v.rows, t->b->max_r);
+        done = t->ops->moe->experts_lora(t->dev, &y->v, &e->h[0], &x->v, &w->w, &one, &q->s, gather);
+    }
+    if (!done)
+        t->ops->moe->experts(t->dev, &y->v, &x->v, &w->w, &q->s, gather);
+    for (int i = 0; i < XMODULES && !done; i++) {
         int64_t k = module_of(w, i);
         struct tw_lora_ctx c = tw_lora_ctx_of(t, k);
         struct tw_tensor part;
@@ -171,7 +208,8 @@ static struct tw_var *experts(struct tw_tape *t, const struct routed *q, struct 
         if (!c.nrun)
             continue;
         part = part_of(&y->v, &t->m->module[k]);
-        e->h[i] = tw_stack_tensor(t->st, TW_F32, y->v.rows, t->b->max_r);
+        if (!e->h[i].data)
+            e->h[i] = tw_stack_tensor(t->st, TW_F32, y->v.rows, t->b->max_r);
         t->ops->moe->lora(t->dev, &part, &e->h[i], &x->v, &c, &q->s, gather);
     }
     op = tw_note(t, experts_back, y, x);

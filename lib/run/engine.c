@@ -146,7 +146,7 @@ static void losses(struct pass *p)
         const struct tw_loss *l = s->loss;
         struct tw_loss_seq a, b;
 
-        if (!l->policy && !l->pairs && !l->label && l->form != TW_LOSS_GKD) {
+        if (!l->policy && !l->pairs && !l->label) {
             s->sum = by_token(p, i);
             continue;
         }
@@ -159,8 +159,7 @@ static void losses(struct pass *p)
             put_coefs(p, ++i, &b);
             continue;
         }
-        s->sum = l->policy ? tw_loss_policy(l, &a) : l->label ? tw_loss_kto(l, &a) :
-                tw_loss_gkd(l, &a, s->ntarget);
+        s->sum = l->policy ? tw_loss_policy(l, &a) : tw_loss_kto(l, &a);
         put_coefs(p, i, &a);
         s->stat = a;
     }

@@ -91,6 +91,8 @@ static void print(const struct tw_trainer *t, const struct size *z, const struct
     print_bytes(out, "memory: head", p->head);
     if (p->recurrent)
         print_bytes(out, "memory: recurrent layers", p->recurrent);
+    if (p->latents)
+        print_bytes(out, "memory: latents", p->latents);
     if (t->ref.bytes)
         print_bytes(out, "memory: reference", t->ref.bytes);
     if (t->taken)
@@ -133,7 +135,8 @@ static void explain(struct tw_trainer *t, const struct size *z, const struct tw_
             tw_fmt_bytes(total, (double)p->total), tw_fmt_bytes(fit, (double)have),
             tw_fmt_bytes(w, (double)(p->weights + p->adapters)),
             tw_fmt_bytes(g, (double)p->gradients), tw_fmt_bytes(o, (double)p->optimizer),
-            z->tokens, tw_fmt_bytes(a, (double)(p->activations + p->head + p->recurrent)));
+            z->tokens, tw_fmt_bytes(a, (double)(p->activations + p->head + p->recurrent +
+                p->latents)));
     advice(t, z, b);
 }
 

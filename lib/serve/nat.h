@@ -79,9 +79,6 @@ struct tw_json *tw_nat_record(struct tw_arena *a, const struct tw_json *t, bool 
 int tw_nat_no_media(const struct tw_json *t, struct tw_err *err); /* images and their like are refused */
 
 /* nat_fb.c: a body of forward_backward and its kind as a work's arguments. */
-/* GKD's teacher, by KW's arguments, in place of the targets and weights of N data. */
-int tw_nat_teach(struct tw_work *w, struct tw_datum_in *d, struct tw_nat_datum *nd, int64_t n,
-        const struct tw_json *kw, const struct tw_limits *l, struct tw_err *err);
 int tw_nat_fb_read(struct tw_srv *s, struct tw_work *w, const char *op, const struct tw_nat_conf *c,
         const struct tw_json *req, const struct tw_json *fwd, struct tw_err *err);
 

@@ -171,8 +171,7 @@ static int scales(struct fb *f, const struct tw_json *kw, bool sum, struct tw_er
 }
 
 /* What the loss is told beside the tokens. */
-static int loss_inputs(struct fb *f, const struct tw_limits *lim, const struct tw_json *kw, bool sum,
-        struct tw_err *err)
+static int loss_inputs(struct fb *f, const struct tw_json *kw, bool sum, struct tw_err *err)
 {
     const struct tw_loss *l = &f->w->fb.loss;
     const struct tw_json *adv = tw_json_get(kw, "advantages"), *old = tw_json_get(kw, "old_logps");
@@ -186,8 +185,6 @@ static int loss_inputs(struct fb *f, const struct tw_limits *lim, const struct t
         if (beside(f, adv, "advantages", i, &f->d[i].adv, err) ||
                 beside(f, old, "old_logps", i, &f->d[i].old, err))
             return -1;
-    if (l->form == TW_LOSS_GKD)
-        return tw_nat_teach(f->w, f->d, f->nd, f->rows.n, kw, lim, err) || scales(f, kw, sum, err) ? -1 : 0;
     return reference(f, kw, err) || (l->label && labels_of(f, kw, err)) || scales(f, kw, sum, err) ? -1 : 0;
 }
 
@@ -227,8 +224,7 @@ static int check_keys(const struct tw_json *kw, bool only, struct tw_err *err)
 {
     static const char *const known[] = { "inputs", "temperature", "task", "return_logits", "advantages",
         "old_logps", "ref_logps", "ref_outputs", "ref_chosen_logps", "ref_rejected_logps",
-        "num_items_in_batch", "label", "gradient_accumulation_steps", "micro_batch_size", "teacher_logits",
-        "teacher_topk_logprobs", "teacher_topk_indices", "topk", NULL };
+        "num_items_in_batch", "label", "gradient_accumulation_steps", "micro_batch_size", NULL };
     const struct tw_json *v;
 
     for (int64_t i = 0; i < kw->n; i++) {
@@ -297,10 +293,9 @@ int tw_nat_fb_read(struct tw_srv *s, struct tw_work *w, const char *op, const st
             make_rows(&f, n->backward || n->loss, err))
         return -1;
     if (n->backward || n->loss ? tw_nat_loss_read(&w->fb.loss, &sum, c->loss, err) ||
-            loss_inputs(&f, s->limits, req, sum, err) : tw_nat_loss_read(&w->fb.loss, &sum, NULL, err))
+            loss_inputs(&f, req, sum, err) : tw_nat_loss_read(&w->fb.loss, &sum, NULL, err))
         return -1;
     n->mean = !sum;
-    n->policy &= w->fb.loss.form != TW_LOSS_GKD;        /* nothing is known of the labels' */
     n->d = f.nd;
     w->fb.nat = n;
     return 0;

@@ -55,29 +55,14 @@ static const struct known {
     { "KTOLoss", "kto", "kto", false,
         { { "beta", "beta", NULL }, { "desirable_weight", "desirable_weight", NULL },
             { "undesirable_weight", "undesirable_weight", NULL }, { "kl_estimate", "kl_estimate", NULL } } },
-    { "GKDLoss", "gkd", "gkd", false,
-        { { "beta", "beta", NULL }, { "temperature", "temperature", NULL }, { "ignore_index", NULL, "-100" },
-            { "chunk_size", NULL, "" } } },
     { "ImportanceSamplingLoss", "importance_sampling", "importance_sampling", true, { { 0 } } },
     { "DROLoss", "dro", "dro", true, { { "beta", "beta", NULL } } },
 };
-
-/* Losses of Twinkle's whose inputs no request can have. */
-static const char *why_not(struct tw_str name)
-{
-    if (tw_str_is(name, "MSELoss") || tw_str_is(name, "mse"))
-        return "MSELoss compares logits with labels of as many numbers, and labels here are tokens";
-    if (tw_str_is(name, "InfonceLoss") || tw_str_is(name, "infonce"))
-        return "InfonceLoss is of embeddings, and this server makes log-probabilities of tokens alone";
-    return NULL;
-}
 
 static int unknown(struct tw_str name, struct tw_err *err)
 {
     struct tw_buf b = { 0 };
 
-    if (why_not(name))
-        return tw_fail(err, NULL, 0, "%s", why_not(name));
     for (size_t i = 0; i < sizeof table / sizeof *table; i++)
         tw_buf_printf(&b, "%s%s", i ? ", " : "", table[i].name);
     tw_fail(err, NULL, 0, "loss '%.*s' is not known: there are %s", (int)(name.n < 64 ? name.n : 64), name.p,
@@ -140,18 +125,6 @@ static int arguments(const struct known *k, const struct tw_json *j, struct tw_b
     return 0;
 }
 
-/* gkd is no loss of tw-train's, whose records have no teacher. */
-static int parse(struct tw_loss *l, const char *text, struct tw_err *err)
-{
-    struct tw_set set;
-
-    if (strncmp(text, "gkd", 3))
-        return tw_loss_parse(l, "set_loss", text, err);
-    *l = (struct tw_loss){ .name = "gkd", .form = TW_LOSS_GKD, .needs_logp = true, .beta = 0.5, .tau_pos = 1 };
-    return tw_set_parse(&set, "set_loss", text, err) || tw_set_num(&set, "beta", &l->beta, 0, 1, err) < 0 ||
-            tw_set_num(&set, "temperature", &l->tau_pos, 1e-6, 1e6, err) < 0 || tw_set_done(&set, err) ? -1 : 0;
-}
-
 int tw_nat_loss_text(struct tw_str name, const struct tw_json *j, struct tw_buf *out, struct tw_err *err)
 {
     const struct known *k = NULL;
@@ -167,7 +140,7 @@ int tw_nat_loss_text(struct tw_str name, const struct tw_json *j, struct tw_buf 
         return unknown(name, err);
     tw_buf_puts(&text, k->text);
     sum = k->sum;
-    ret = arguments(k, j, &text, &sum, err) || parse(&l, text.p, err) ? -1 : 0;
+    ret = arguments(k, j, &text, &sum, err) || tw_loss_parse(&l, "set_loss", text.p, err) ? -1 : 0;
     if (!ret) {
         tw_buf_puts(out, "{\"name\": ");
         tw_json_quote(out, name);
@@ -190,5 +163,5 @@ int tw_nat_loss_read(struct tw_loss *l, bool *sum, const struct tw_json *conf, s
             tw_json_get_bool(conf, "sum", sum, err) < 0))
         return -1;
     snprintf(line, sizeof line, "%.*s", (int)text.n, text.p);
-    return parse(l, line, err);
+    return tw_loss_parse(l, "set_loss", line, err);
 }

@@ -1,5 +1,39 @@
-/* nat_sample.c - /api/v1/sampler: samples, whole or line by line, and what else is asked of a sampler */
+/* nat_sample.c - /api/v1/sampler: calls on their way to the engine and back. A sample changes nothing, so the
+ * journal does not have it; who is answered is the one who waits. */
 #include "nat_sample.h"
+
+struct ticket {
+    struct tw_mail mail;
+    struct tw_nat_call *c;
+};
+
+struct piece {
+    struct tw_mail mail;
+    struct tw_nat_call *c;
+    size_t n;
+    char text[];
+};
+
+static void free_call(struct tw_nat_call *c)
+{
+    for (int64_t p = 0; c->work && p < c->nprompt; p++)
+        tw_work_free(c->work[p]);
+    tw_arena_free(&c->arena);
+    free(c);
+}
+
+static void refund(struct tw_nat_call *c)
+{
+    int64_t back = c->charged;
+
+    for (int64_t p = 0; p < c->nprompt; p++)
+        back -= c->work[p]->result.tokens + c->work[p]->result.sampled;
+    if (back < 0)
+        return;
+    c->tenant->tokens_total -= back;
+    if (c->tenant->tokens_per_minute)
+        c->tenant->tokens += (double)back;
+}
 
 static void line(struct tw_nat_call *c, const char *key, struct tw_str value, const char *finish)
 {
@@ -19,56 +53,145 @@ static void line(struct tw_nat_call *c, const char *key, struct tw_str value, co
     }
     tw_jw_obj_end(&w);
     tw_buf_putc(&b, '\n');
-    tw_stream_write(c->q.r, b.p, b.n);
+    tw_stream_write(c->r, b.p, b.n);
     tw_buf_free(&b);
 }
 
-static void piece(struct tw_asked *q, int64_t choice, struct tw_str more)
+static void end_stream(struct tw_nat_call *c)
 {
-    line((struct tw_nat_call *)q, "delta", more, NULL);
-}
+    const struct tw_work *w = c->work[0];
 
-static void answer(struct tw_asked *q)
-{
-    struct tw_nat_call *c = (struct tw_nat_call *)q;
-    const struct tw_work *w = q->work[0];
-
-    if (!q->stream) {
-        tw_nat_call_answer(c);
-        return;
-    }
     if (w->result.category)
         line(c, "error", tw_buf_str(&w->result.error), NULL);
     else
         line(c, "delta", TW_STR_LIT(""), w->sample.out[0].length ? "length" : "stop");
-    tw_stream_end(q->r);
+    tw_stream_end(c->r);
+}
+
+static void done_mail(void *arg, struct tw_mail *m)
+{
+    struct ticket *t = (struct ticket *)m;
+    struct tw_nat_call *c = t->c;
+    struct tw_srv *s = arg;
+
+    free(t);
+    if (--c->left)
+        return;
+    for (int64_t p = 0; p < c->nprompt; p++) {
+        const struct tw_result *x = &c->work[p]->result;
+
+        s->tokens_sampled += x->sampled;
+        if (x->category && !strcmp(x->category, "server") && !s->closing)
+            tw_alert(s, "engine", x->error.p ? x->error.p : "?");
+    }
+    c->tenant->unfinished--;
+    refund(c);
+    if (!s->closing && c->r) {
+        c->r->gone = NULL;
+        if (c->stream)
+            end_stream(c);
+        else
+            tw_nat_call_answer(c);
+    }
+    free_call(c);
+}
+
+static void piece_mail(void *arg, struct tw_mail *m)
+{
+    struct piece *x = (struct piece *)m;
+
+    if (!((struct tw_srv *)arg)->closing && x->c->r)
+        line(x->c, "delta", (struct tw_str){ x->text, x->n }, NULL);
+    free(x);
+}
+
+/* On the engine's thread, both. */
+static void on_done(struct tw_work *w)
+{
+    struct ticket *t = w->user;
+
+    tw_mail_send(&t->c->s->box, &t->mail);
+}
+
+static void on_text(struct tw_work *w, int64_t sample, struct tw_str more)
+{
+    struct ticket *t = w->user;
+    struct piece *x = tw_xcalloc(1, sizeof *x + more.n);
+
+    x->mail.run = piece_mail;
+    x->c = t->c;
+    x->n = more.n;
+    memcpy(x->text, more.p, more.n);
+    tw_mail_send(&t->c->s->box, &x->mail);
+}
+
+static void gone(struct tw_req *r)
+{
+    struct tw_nat_call *c = r->user;
+
+    c->r = NULL;
+    for (int64_t p = 0; p < c->nprompt; p++)
+        tw_worker_cancel(c->s->worker, c->work[p]->id);
+}
+
+static void submit(struct tw_nat_call *c)
+{
+    c->left = c->nprompt;
+    c->tenant->unfinished++;
+    for (int64_t p = 0; p < c->nprompt; p++) {
+        struct ticket *t = tw_xcalloc(1, sizeof *t);
+        struct tw_work *w = c->work[p];
+
+        t->mail.run = done_mail;
+        t->c = c;
+        w->id = tw_xasprintf("%s-%lld", c->id, (long long)p);
+        w->tenant = tw_xstrdup(c->tenant->name);
+        w->user = t;
+        w->done = on_done;
+        w->sample.text = c->stream ? on_text : NULL;
+        tw_worker_submit(c->s->worker, w);
+    }
 }
 
 static void sample(struct tw_srv *s, struct tw_req *r, bool stream)
 {
-    static const struct tw_asked_fns fns = { piece, NULL, answer, NULL };
     struct tw_sess *e = tw_nat_sess(s, r);
     struct tw_nat_call *c;
     struct tw_err err = { 0 };
     const struct tw_json *j;
+    char hex[33];
 
     if (!e)
         return;
     c = tw_xcalloc(1, sizeof *c);
-    tw_asked_init(&c->q, s, r, &fns, "nat");
-    c->q.stream = stream;
+    tw_random_hex(hex, 16);
+    snprintf(c->id, sizeof c->id, "nat-%s", hex);
+    c->s = s;
+    c->r = r;
+    c->tenant = r->tenant;
+    c->stream = stream;
     if (e->nat_template)
-        c->template = tw_json_parse(&c->q.arena, tw_arena_str(&c->q.arena, tw_str(e->nat_template)), &err);
-    j = tw_json_parse(&c->q.arena, tw_arena_str(&c->q.arena, r->body), &err);
+        c->template = tw_json_parse(&c->arena, tw_arena_str(&c->arena, tw_str(e->nat_template)), &err);
+    j = tw_json_parse(&c->arena, tw_arena_str(&c->arena, r->body), &err);
     if (j && j->type != TW_JOBJ)
         tw_fail(&err, NULL, 0, "the body is no JSON object");
-    if (err.code || tw_nat_call_read(c, j, &err) || (stream && (c->q.nprompt != 1 || c->q.n != 1) &&
+    if (err.code || tw_nat_call_read(c, j, &err) || (stream && (c->nprompt != 1 || c->n != 1) &&
             tw_fail(&err, NULL, 0, "a stream has one input and one sample"))) {
         tw_reply_error(r, 400, "sample: %s", err.msg);
-        tw_asked_free(&c->q);
+        free_call(c);
         return;
     }
-    tw_asked_send(&c->q, "application/x-ndjson");
+    for (int64_t p = 0; p < c->nprompt; p++)
+        c->charged += c->work[p]->sample.nprompt + c->n * c->work[p]->sample.max_tokens;
+    if (tw_smp_throttled(s, r, c->charged)) {
+        free_call(c);
+        return;
+    }
+    r->user = c;
+    r->gone = gone;
+    if (stream)
+        tw_stream_start(r, 200, "application/x-ndjson");
+    submit(c);
 }
 
 static void set_template(struct tw_srv *s, struct tw_req *r)

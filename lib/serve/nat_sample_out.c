@@ -60,13 +60,13 @@ static void put_messages(struct tw_nat_call *c, struct tw_jw *w, int64_t p, cons
 {
     const struct tw_json *in = &c->input[p], *old = tw_json_get(in, "messages");
     const struct tw_json *tools = tw_json_get(in, "tools");
-    struct tw_chat *chat = tw_nat_chat(c->q.s, c->template, true, NULL);
+    struct tw_chat *chat = tw_nat_chat(c->s, c->template, true, NULL);
     struct tw_reply reply = { .content = o->text };
 
     if (!old || old->type != TW_JARR)
         return;
     if (chat)
-        tw_chat_reply(chat, &c->q.arena, &c->prompt[p], o->token, n, o->text, tools && tools->type == TW_JARR ?
+        tw_chat_reply(chat, &c->arena, &c->prompt[p], o->token, n, o->text, tools && tools->type == TW_JARR ?
                 tools : NULL, &reply);
     tw_jw_key(w, "messages");
     tw_jw_arr(w);
@@ -128,7 +128,7 @@ static void put_feature(struct tw_nat_call *c, struct tw_jw *w, int64_t p, const
 
 static void put_sequence(struct tw_nat_call *c, struct tw_jw *w, int64_t p, const struct tw_sampled *o)
 {
-    const struct tw_tok *tok = c->q.s->limits->tok;
+    const struct tw_tok *tok = c->s->limits->tok;
     struct tw_buf text = { 0 };
     int64_t n = c->empty ? 0 : o->n;
 
@@ -183,13 +183,13 @@ static void put_prompt(struct tw_nat_call *c, struct tw_jw *w, const struct tw_s
 
 static bool failed(struct tw_nat_call *c)
 {
-    for (int64_t p = 0; p < c->q.nprompt; p++) {
-        const struct tw_result *x = &c->q.work[p]->result;
+    for (int64_t p = 0; p < c->nprompt; p++) {
+        const struct tw_result *x = &c->work[p]->result;
 
         if (x->category) {
             int status = !strcmp(x->category, "user") ? 400 : !strcmp(x->category, TW_ENDING) ? 503 : 500;
 
-            tw_reply_error(c->q.r, status, "sample: %.*s", (int)(x->error.n < 1000 ? x->error.n : 1000),
+            tw_reply_error(c->r, status, "sample: %.*s", (int)(x->error.n < 1000 ? x->error.n : 1000),
                     x->error.p ? x->error.p : "");
             return true;
         }
@@ -208,13 +208,13 @@ void tw_nat_call_answer(struct tw_nat_call *c)
     tw_jw_obj(&w);
     tw_jw_key(&w, "samples");
     tw_jw_arr(&w);
-    for (int64_t p = 0; p < c->q.nprompt; p++) {
-        const struct tw_sample_args *a = &c->q.work[p]->sample;
+    for (int64_t p = 0; p < c->nprompt; p++) {
+        const struct tw_sample_args *a = &c->work[p]->sample;
 
         tw_jw_obj(&w);
         tw_jw_key(&w, "sequences");
         tw_jw_arr(&w);
-        for (int64_t i = 0; i < c->q.n; i++)
+        for (int64_t i = 0; i < c->n; i++)
             put_sequence(c, &w, p, &a->out[i]);
         tw_jw_arr_end(&w);
         tw_jw_key(&w, "prompt_token_ids");
@@ -224,5 +224,5 @@ void tw_nat_call_answer(struct tw_nat_call *c)
     }
     tw_jw_arr_end(&w);
     tw_jw_obj_end(&w);
-    tw_reply_json(c->q.r, 200, &b);
+    tw_reply_json(c->r, 200, &b);
 }

@@ -25,15 +25,15 @@ static int read_stop(struct tw_nat_call *c, const struct tw_json *v, struct tw_s
 {
     const struct tw_json *e = v && v->type == TW_JARR ? v->item : v;
     int64_t n = !v ? 0 : v->type == TW_JARR ? v->n : 1;
-    const char **text = tw_arena_alloc(&c->q.arena, (size_t)(n + 1) * sizeof *text);
-    int32_t *id = tw_arena_alloc(&c->q.arena, (size_t)(n + 1) * sizeof *id);
+    const char **text = tw_arena_alloc(&c->arena, (size_t)(n + 1) * sizeof *text);
+    int32_t *id = tw_arena_alloc(&c->arena, (size_t)(n + 1) * sizeof *id);
 
-    if (n > c->q.s->limits->max_stop)
-        return tw_fail(err, NULL, 0, "stop: at most %lld are allowed", (long long)c->q.s->limits->max_stop);
+    if (n > c->s->limits->max_stop)
+        return tw_fail(err, NULL, 0, "stop: at most %lld are allowed", (long long)c->s->limits->max_stop);
     for (int64_t i = 0; i < n; i++) {
         if (e[i].type == TW_JSTR && e[i].str.n && !memchr(e[i].str.p, 0, e[i].str.n))
-            text[a->nstop++] = tw_arena_str(&c->q.arena, e[i].str).p;
-        else if (e[i].is_int && e[i].i >= 0 && e[i].i < c->q.s->limits->V)
+            text[a->nstop++] = tw_arena_str(&c->arena, e[i].str).p;
+        else if (e[i].is_int && e[i].i >= 0 && e[i].i < c->s->limits->V)
             id[a->nstop_token++] = (int32_t)e[i].i;
         else
             return tw_fail(err, NULL, 0, "stop must be texts that are not empty, or tokens of this model");
@@ -65,7 +65,7 @@ static int read_params(struct tw_nat_call *c, const struct tw_json *j, struct tw
     if (check_keys(j, known, "sampling_params: ", err) ||
             tw_read_whole(j, "max_new_tokens", &a->max_tokens, 0, INT32_MAX, err) ||
             tw_read_whole(j, "max_tokens", &a->max_tokens, 0, INT32_MAX, err) ||
-            tw_read_whole(j, "num_samples", &n, 1, c->q.s->limits->max_samples, err) ||
+            tw_read_whole(j, "num_samples", &n, 1, c->s->limits->max_samples, err) ||
             tw_read_whole(j, "top_k", &o->top_k, -1, INT32_MAX, err) ||
             tw_read_whole(j, "logprobs", &c->logprobs, 0, 20, err) ||
             tw_read_whole(j, "prompt_logprobs", &c->prompt_logprobs, 0, 20, err) ||
@@ -74,7 +74,7 @@ static int read_params(struct tw_nat_call *c, const struct tw_json *j, struct tw
             number(j, "repetition_penalty", &o->repetition, 1e-3, 1000, err) ||
             (got = tw_json_get_int(j, "seed", &seed, err)) < 0)
         return -1;
-    c->q.n = n > 1 ? n : c->q.n;
+    c->n = n > 1 ? n : c->n;
     o->top_k = o->top_k < 0 ? 0 : o->top_k;
     a->seeded = got > 0;
     a->seed = (uint64_t)seed;
@@ -98,17 +98,17 @@ static int read_weights(struct tw_nat_call *c, const struct tw_json *j, struct t
     if (!memmem(uri.p, uri.n, "://", 3))
         return tw_fail(err, NULL, 0, "adapter_uri: checkpoints of this server are sampled from, "
                 "twinkle://RUN/sampler_weights/NAME");
-    if (!(k = tw_saved_find(c->q.s, c->q.tenant, uri, why)))
+    if (!(k = tw_saved_find(c->s, c->tenant, uri, why)))
         return tw_fail(err, NULL, 0, "adapter_uri: %s", why);
-    a->key = tw_arena_dup(&c->q.arena, k->key, strlen(k->key));
-    a->dir = tw_arena_dup(&c->q.arena, k->dir, strlen(k->dir));
+    a->key = tw_arena_dup(&c->arena, k->key, strlen(k->key));
+    a->dir = tw_arena_dup(&c->arena, k->dir, strlen(k->dir));
     return 0;
 }
 
 /* The work of prompt P. */
 static int make_work(struct tw_nat_call *c, const struct tw_sample_args *common, int64_t p, struct tw_err *err)
 {
-    int64_t window = c->q.s->limits->window, room = window - c->prompt[p].n;
+    int64_t window = c->s->limits->window, room = window - c->prompt[p].n;
     struct tw_sample_args *a;
 
     if (!c->prompt[p].n)
@@ -117,12 +117,12 @@ static int make_work(struct tw_nat_call *c, const struct tw_sample_args *common,
         return tw_fail(err, NULL, 0, "inputs[%lld]: %lld prompt tokens and %lld to sample are more than the "
                 "model's context window of %lld", (long long)p, (long long)c->prompt[p].n,
                 (long long)(common->max_tokens > 0 ? common->max_tokens : 1), (long long)window);
-    c->q.work[p] = tw_work_new(TW_SAMPLE);
-    a = &c->q.work[p]->sample;
+    c->work[p] = tw_work_new(TW_SAMPLE);
+    a = &c->work[p]->sample;
     *a = *common;
     a->prompt = c->prompt[p].token;
     a->nprompt = c->prompt[p].n;
-    a->n = c->q.n;
+    a->n = c->n;
     a->last_n = -1;
     a->keep = true;
     a->top_sample = c->logprobs > 1 ? c->logprobs : 0;
@@ -148,10 +148,10 @@ int tw_nat_call_read(struct tw_nat_call *c, const struct tw_json *j, struct tw_e
         .repetition = 1 } };
     bool list = in && in->type == TW_JARR;
 
-    c->q.n = 1;
+    c->n = 1;
     c->logprobs = c->prompt_logprobs = -1;
     if (check_keys(j, known, "", err) ||
-            tw_read_whole(j, "num_samples", &c->q.n, 1, c->q.s->limits->max_samples, err) ||
+            tw_read_whole(j, "num_samples", &c->n, 1, c->s->limits->max_samples, err) ||
             (params && params->type != TW_JOBJ && tw_fail(err, NULL, 0, "sampling_params must be an object")) ||
             (params && read_params(c, params, &a, err)) || read_weights(c, j, &a, err))
         return -1;
@@ -159,14 +159,14 @@ int tw_nat_call_read(struct tw_nat_call *c, const struct tw_json *j, struct tw_e
     if (!in || (list && !in->n) || (!list && in->type != TW_JOBJ))
         return tw_fail(err, NULL, 0, "inputs must be an object or a list of objects, and not be empty");
     c->input = list ? in->item : in;
-    c->q.nprompt = list ? in->n : 1;
-    if (c->q.nprompt > INPUTS || c->q.nprompt * c->q.n > c->q.s->limits->max_samples)
+    c->nprompt = list ? in->n : 1;
+    if (c->nprompt > INPUTS || c->nprompt * c->n > c->s->limits->max_samples)
         return tw_fail(err, NULL, 0, "inputs: at most %d, and %lld samples a call", INPUTS,
-                (long long)c->q.s->limits->max_samples);
-    c->prompt = tw_arena_alloc(&c->q.arena, (size_t)c->q.nprompt * sizeof *c->prompt);
-    c->q.work = tw_arena_alloc(&c->q.arena, (size_t)c->q.nprompt * sizeof *c->q.work);
-    for (int64_t p = 0; p < c->q.nprompt; p++)
-        if (tw_nat_prompt(c->q.s, &c->q.arena, &c->input[p], c->template, &c->prompt[p], err) ||
+                (long long)c->s->limits->max_samples);
+    c->prompt = tw_arena_alloc(&c->arena, (size_t)c->nprompt * sizeof *c->prompt);
+    c->work = tw_arena_alloc(&c->arena, (size_t)c->nprompt * sizeof *c->work);
+    for (int64_t p = 0; p < c->nprompt; p++)
+        if (tw_nat_prompt(c->s, &c->arena, &c->input[p], c->template, &c->prompt[p], err) ||
                 make_work(c, &a, p, err))
             return -1;
     return 0;

@@ -43,7 +43,7 @@ static int64_t supervised(const struct tw_fb_args *f)
 
     for (int64_t i = 0; i < f->n; i++)
         for (int64_t t = 0; t < f->d[i].n; t++)
-            n += f->d[i].weight[t * f->d[i].k] != 0;
+            n += f->d[i].weight[t] != 0;
     return n;
 }
 
@@ -64,10 +64,7 @@ static void put_output(struct tw_work *w, float *const *logp, double sum, int64_
     tw_jw_key(&j, "logits");
     tw_jw_null(&j);
     tw_jw_key(&j, "logps");
-    if (w->fb.loss.form == TW_LOSS_GKD)
-        tw_jw_null(&j);                         /* of the labels none were computed */
-    else
-        put_logps(&j, &w->fb, logp);
+    put_logps(&j, &w->fb, logp);
     if (f->loss) {
         tw_jw_key(&j, "loss");
         tw_jw_num(&j, sum);

@@ -1,8 +1,10 @@
-/* oai.h - OpenAI's interface to sampling: /v1/models, /v1/completions, /v1/chat/completions */
+/* oai.h - OpenAI's interface to sampling: /v1/models, /v1/completions, /v1/chat/completions. One request is
+ * one call with a work for each of its prompts; what the engine's thread writes comes to the loop's
+ * thread by mail, in order, and so a call lives there alone. */
 #ifndef TW_OAI_H
 #define TW_OAI_H
 #include "data/chat.h"
-#include "serve/asked.h"
+#include "serve/records.h"
 
 #define TW_OAI_PROMPTS 128              /* most prompts of one request */
 #define TW_OAI_TOP 20                   /* most top_logprobs */
@@ -15,15 +17,22 @@ struct tw_oai_choice {
 };
 
 struct tw_oai {
-    struct tw_asked q;                  /* n choices a prompt */
+    struct tw_srv *s;
+    struct tw_req *r;                   /* NULL: the client went away */
+    struct tw_tenant *tenant;
+    struct tw_arena arena;
+    char id[64];
     const char *model;                  /* as the client named it */
     int64_t created;
     int status;                         /* of a refusal */
-    bool chat, usage, echo, logprobs;
-    int64_t top;
+    bool chat, stream, usage, echo, logprobs;
+    int64_t top, n;                     /* n choices a prompt */
     const struct tw_json *tools;        /* NULL: none, or not to be called */
     struct tw_chat *template;           /* of a chat */
     struct tw_tokens *prompt;           /* [nprompt] */
+    struct tw_work **work;              /* [nprompt]; it owns those that are done */
+    int64_t nprompt, left;              /* works not done */
+    int64_t charged;
     struct tw_oai_choice *choice;       /* [nprompt * n] */
 };
 

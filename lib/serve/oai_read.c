@@ -89,20 +89,20 @@ static int read_stops(struct tw_oai *c, const struct tw_json *j, struct tw_sampl
     const struct tw_json *v = tw_json_get(j, "stop"), *ids = tw_json_get(j, "stop_token_ids");
     const struct tw_json *e = v && v->type == TW_JARR ? v->item : v;
     int64_t n = !v ? 0 : v->type == TW_JARR ? v->n : 1, m = ids ? ids->n : 0;
-    const char **text = tw_arena_alloc(&c->q.arena, (size_t)(n + 1) * sizeof *text);
-    int32_t *id = tw_arena_alloc(&c->q.arena, (size_t)(m + 1) * sizeof *id);
+    const char **text = tw_arena_alloc(&c->arena, (size_t)(n + 1) * sizeof *text);
+    int32_t *id = tw_arena_alloc(&c->arena, (size_t)(m + 1) * sizeof *id);
 
-    if (n > c->q.s->limits->max_stop || m > c->q.s->limits->max_stop)
-        return tw_fail(err, NULL, 0, "stop: at most %" PRId64 " are allowed", c->q.s->limits->max_stop);
+    if (n > c->s->limits->max_stop || m > c->s->limits->max_stop)
+        return tw_fail(err, NULL, 0, "stop: at most %" PRId64 " are allowed", c->s->limits->max_stop);
     for (int64_t i = 0; i < n; i++) {
         if (e[i].type != TW_JSTR || !e[i].str.n || memchr(e[i].str.p, 0, e[i].str.n))
             return tw_fail(err, NULL, 0, "stop must be a text or a list of texts that are not empty");
-        text[i] = tw_arena_str(&c->q.arena, e[i].str).p;
+        text[i] = tw_arena_str(&c->arena, e[i].str).p;
     }
     if (ids && ids->type != TW_JARR)
         return tw_fail(err, NULL, 0, "stop_token_ids must be a list");
     for (int64_t i = 0; i < m; i++) {
-        if (!ids->item[i].is_int || ids->item[i].i < 0 || ids->item[i].i >= c->q.s->limits->V)
+        if (!ids->item[i].is_int || ids->item[i].i < 0 || ids->item[i].i >= c->s->limits->V)
             return tw_fail(err, NULL, 0, "stop_token_ids[%" PRId64 "] is not a token of this model", i);
         id[i] = (int32_t)ids->item[i].i;
     }
@@ -124,7 +124,7 @@ static int read_sampling(struct tw_oai *c, const struct tw_json *j, struct tw_sa
     s->max_tokens = c->chat ? -1 : 16;
     if (tw_read_whole(j, "max_tokens", &s->max_tokens, 1, INT32_MAX, err) ||
             tw_read_whole(j, "max_completion_tokens", &s->max_tokens, 1, INT32_MAX, err) ||
-            tw_read_whole(j, "n", &c->q.n, 1, c->q.s->limits->max_samples, err) ||
+            tw_read_whole(j, "n", &c->n, 1, c->s->limits->max_samples, err) ||
             tw_read_whole(j, "top_k", &o->top_k, -1, INT32_MAX, err) ||
             number(j, "temperature", &o->temperature, 0, 1000, err) ||
             number(j, "top_p", &o->top_p, 1e-12, 1, err) || number(j, "min_p", &o->min_p, 0, 1, err) ||
@@ -145,7 +145,7 @@ static int read_output(struct tw_oai *c, const struct tw_json *j, struct tw_err 
 {
     const struct tw_json *o = tw_json_get(j, "stream_options");
 
-    if (tw_json_get_bool(j, "stream", &c->q.stream, err) < 0 ||
+    if (tw_json_get_bool(j, "stream", &c->stream, err) < 0 ||
             (c->chat && tw_json_get_bool(j, "logprobs", &c->logprobs, err) < 0) ||
             (!c->chat && tw_json_get_bool(j, "echo", &c->echo, err) < 0) ||
             tw_read_whole(j, c->chat ? "top_logprobs" : "logprobs", &c->top, 0, TW_OAI_TOP, err))
@@ -158,7 +158,7 @@ static int read_output(struct tw_oai *c, const struct tw_json *j, struct tw_err 
         return tw_fail(err, NULL, 0, "echo with logprobs is not supported: asample has prompt_logprobs");
     if (!o)
         return 0;
-    if (o->type != TW_JOBJ || !c->q.stream)
+    if (o->type != TW_JOBJ || !c->stream)
         return tw_fail(err, NULL, 0, "stream_options must be an object, and goes with stream");
     return tw_json_get_bool(o, "include_usage", &c->usage, err) < 0 ? -1 : 0;
 }
@@ -172,19 +172,19 @@ static int read_model(struct tw_oai *c, const struct tw_json *j, struct tw_sampl
 
     if (tw_json_get_str(j, "model", &name, err) <= 0)
         return err->code ? -1 : tw_fail(err, NULL, 0, "model is missing");
-    c->model = tw_arena_str(&c->q.arena, name).p;
-    if (tw_base_known(c->q.s, name))
+    c->model = tw_arena_str(&c->arena, name).p;
+    if (tw_base_known(c->s, name))
         return 0;
     c->status = 404;
     if (!strstr(c->model, "://"))
         return tw_fail(err, NULL, 0, "model %s is not served; it is %s, or a path tinker://..", c->model,
-                c->q.s->name[0]);
-    if (!(w = tw_saved_find(c->q.s, c->q.tenant, name, why)))
+                c->s->name[0]);
+    if (!(w = tw_saved_find(c->s, c->tenant, name, why)))
         return tw_fail(err, NULL, 0, "model %s: %s", c->model, why);
     if (strcmp(w->kind, "sampler_weights"))
         return tw_fail(err, NULL, 0, "model %s: weights to sample from are under sampler_weights/", c->model);
-    s->key = tw_arena_dup(&c->q.arena, w->key, strlen(w->key));
-    s->dir = tw_arena_dup(&c->q.arena, w->dir, strlen(w->dir));
+    s->key = tw_arena_dup(&c->arena, w->key, strlen(w->key));
+    s->dir = tw_arena_dup(&c->arena, w->dir, strlen(w->dir));
     c->status = 400;
     return 0;
 }
@@ -288,7 +288,7 @@ static int read_chat(struct tw_oai *c, const struct tw_json *j, struct tw_err *e
     enum tw_tri thinking = TW_AUTO;
     int ret;
 
-    if (read_tools(c, j, &thinking, err) || !(c->template = chat_of(c->q.s, thinking, err)))
+    if (read_tools(c, j, &thinking, err) || !(c->template = chat_of(c->s, thinking, err)))
         return -1;
     tw_jw_init(&w, &b);
     tw_jw_obj(&w);
@@ -300,20 +300,20 @@ static int read_chat(struct tw_oai *c, const struct tw_json *j, struct tw_err *e
     }
     if (!ret) {
         tw_jw_obj_end(&w);
-        rec = tw_json_parse(&c->q.arena, tw_arena_str(&c->q.arena, tw_buf_str(&b)), err);
+        rec = tw_json_parse(&c->arena, tw_arena_str(&c->arena, tw_buf_str(&b)), err);
     }
     tw_buf_free(&b);
-    c->q.nprompt = 1;
-    c->prompt = tw_arena_alloc(&c->q.arena, sizeof *c->prompt);
-    return rec ? tw_chat_prompt(c->template, &c->q.arena, rec, c->prompt, err) : -1;
+    c->nprompt = 1;
+    c->prompt = tw_arena_alloc(&c->arena, sizeof *c->prompt);
+    return rec ? tw_chat_prompt(c->template, &c->arena, rec, c->prompt, err) : -1;
 }
 
 static int token_prompt(struct tw_oai *c, const struct tw_json *v, struct tw_tokens *out, struct tw_err *err)
 {
     out->n = v->n;
-    out->token = tw_arena_alloc(&c->q.arena, (size_t)v->n * sizeof *out->token);
+    out->token = tw_arena_alloc(&c->arena, (size_t)v->n * sizeof *out->token);
     for (int64_t i = 0; i < v->n; i++) {
-        if (!v->item[i].is_int || v->item[i].i < 0 || v->item[i].i >= c->q.s->limits->V)
+        if (!v->item[i].is_int || v->item[i].i < 0 || v->item[i].i >= c->s->limits->V)
             return tw_fail(err, NULL, 0, "prompt[%" PRId64 "] is not a token of this model", i);
         out->token[i] = (int32_t)v->item[i].i;
     }
@@ -323,12 +323,12 @@ static int token_prompt(struct tw_oai *c, const struct tw_json *v, struct tw_tok
 static int text_prompt(struct tw_oai *c, const struct tw_json *v, struct tw_tokens *out, struct tw_err *err)
 {
     struct tw_json item = *v, rec = { .type = TW_JOBJ, .item = &item, .n = 1 };
-    struct tw_chat *chat = chat_of(c->q.s, TW_AUTO, err);
+    struct tw_chat *chat = chat_of(c->s, TW_AUTO, err);
 
     if (v->type != TW_JSTR)
         return tw_fail(err, NULL, 0, "prompt must be a text, a list of texts, or token ids");
     item.key = tw_str("prompt");
-    return chat ? tw_chat_prompt(chat, &c->q.arena, &rec, out, err) : -1;
+    return chat ? tw_chat_prompt(chat, &c->arena, &rec, out, err) : -1;
 }
 
 static int read_text(struct tw_oai *c, const struct tw_json *j, struct tw_err *err)
@@ -338,11 +338,11 @@ static int read_text(struct tw_oai *c, const struct tw_json *j, struct tw_err *e
 
     if (!v || (v->type == TW_JARR && !v->n))
         return tw_fail(err, NULL, 0, "prompt is missing");
-    c->q.nprompt = many ? v->n : 1;
-    if (c->q.nprompt > TW_OAI_PROMPTS)
+    c->nprompt = many ? v->n : 1;
+    if (c->nprompt > TW_OAI_PROMPTS)
         return tw_fail(err, NULL, 0, "prompt: at most %d are allowed", TW_OAI_PROMPTS);
-    c->prompt = tw_arena_alloc(&c->q.arena, (size_t)c->q.nprompt * sizeof *c->prompt);
-    for (int64_t i = 0; i < c->q.nprompt; i++) {
+    c->prompt = tw_arena_alloc(&c->arena, (size_t)c->nprompt * sizeof *c->prompt);
+    for (int64_t i = 0; i < c->nprompt; i++) {
         const struct tw_json *one = many ? &v->item[i] : v;
 
         if (one->type == TW_JARR ? token_prompt(c, one, &c->prompt[i], err)
@@ -354,13 +354,13 @@ static int read_text(struct tw_oai *c, const struct tw_json *j, struct tw_err *e
 
 static int make_works(struct tw_oai *c, const struct tw_sample_args *s, struct tw_err *err)
 {
-    int64_t window = c->q.s->limits->window, most = s->max_tokens < 0 ? 1 : s->max_tokens;
+    int64_t window = c->s->limits->window, most = s->max_tokens < 0 ? 1 : s->max_tokens;
 
-    c->q.work = tw_arena_alloc(&c->q.arena, (size_t)c->q.nprompt * sizeof *c->q.work);
-    memset(c->q.work, 0, (size_t)c->q.nprompt * sizeof *c->q.work);
-    if (c->q.n * c->q.nprompt > c->q.s->limits->max_samples)
-        return tw_fail(err, NULL, 0, "n: at most %" PRId64 " samples a request", c->q.s->limits->max_samples);
-    for (int64_t p = 0; p < c->q.nprompt; p++) {
+    c->work = tw_arena_alloc(&c->arena, (size_t)c->nprompt * sizeof *c->work);
+    memset(c->work, 0, (size_t)c->nprompt * sizeof *c->work);
+    if (c->n * c->nprompt > c->s->limits->max_samples)
+        return tw_fail(err, NULL, 0, "n: at most %" PRId64 " samples a request", c->s->limits->max_samples);
+    for (int64_t p = 0; p < c->nprompt; p++) {
         struct tw_tokens *t = &c->prompt[p];
         struct tw_sample_args *a;
 
@@ -369,12 +369,12 @@ static int make_works(struct tw_oai *c, const struct tw_sample_args *s, struct t
         if (t->n + most > window)
             return tw_fail(err, NULL, 0, "Prompt length plus max_tokens exceeds the model's context window: "
                     "%" PRId64 " prompt tokens + %" PRId64 " max_tokens > %" PRId64 ".", t->n, most, window);
-        c->q.work[p] = tw_work_new(TW_SAMPLE);
-        a = &c->q.work[p]->sample;
+        c->work[p] = tw_work_new(TW_SAMPLE);
+        a = &c->work[p]->sample;
         *a = *s;
         a->prompt = t->token;
         a->nprompt = t->n;
-        a->n = c->q.n;
+        a->n = c->n;
         a->top_sample = c->top;
         a->last_n = -1;
         if (a->max_tokens < 0)
@@ -389,9 +389,9 @@ int tw_oai_read(struct tw_oai *c, struct tw_req *r)
 {
     struct tw_err err = { 0 };
     struct tw_sample_args s = { 0 };
-    struct tw_json *j = tw_json_parse(&c->q.arena, tw_arena_str(&c->q.arena, r->body), &err);
+    struct tw_json *j = tw_json_parse(&c->arena, tw_arena_str(&c->arena, r->body), &err);
 
-    c->q.n = 1;
+    c->n = 1;
     c->status = 400;
     if (j && j->type != TW_JOBJ)
         tw_fail(&err, NULL, 0, "the body is not an object");
@@ -399,8 +399,8 @@ int tw_oai_read(struct tw_oai *c, struct tw_req *r)
             !read_sampling(c, j, &s, &err) && !(c->chat ? read_chat : read_text)(c, j, &err) &&
             !make_works(c, &s, &err))
         return 0;
-    if (!c->q.work)
-        c->q.nprompt = 0;
+    if (!c->work)
+        c->nprompt = 0;
     tw_oai_error(r, c->status, "%s", err.msg);
     return -1;
 }

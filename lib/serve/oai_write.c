@@ -6,7 +6,7 @@ static void begin(struct tw_oai *c, struct tw_jw *w, struct tw_buf *b, const cha
     tw_jw_init(w, b);
     tw_jw_obj(w);
     tw_jw_key(w, "id");
-    tw_jw_cstr(w, c->q.id);
+    tw_jw_cstr(w, c->id);
     tw_jw_key(w, "object");
     tw_jw_cstr(w, object);
     tw_jw_key(w, "created");
@@ -19,10 +19,10 @@ static void put_usage(struct tw_oai *c, struct tw_jw *w)
 {
     int64_t in = 0, out = 0, known = 0;
 
-    for (int64_t p = 0; p < c->q.nprompt; p++) {
+    for (int64_t p = 0; p < c->nprompt; p++) {
         in += c->prompt[p].n;
-        out += c->q.work[p]->result.sampled;
-        known += c->q.work[p]->result.cached;
+        out += c->work[p]->result.sampled;
+        known += c->work[p]->result.cached;
     }
     tw_jw_key(w, "usage");
     tw_jw_obj(w);
@@ -47,7 +47,7 @@ static void put_token(struct tw_oai *c, struct tw_jw *w, int32_t id, float logp)
 {
     struct tw_buf t = { 0 };
 
-    tw_tok_decode(c->q.s->limits->tok, &id, 1, false, &t);
+    tw_tok_decode(c->s->limits->tok, &id, 1, false, &t);
     tw_jw_obj(w);
     tw_jw_key(w, "token");
     tw_jw_str(w, tw_buf_str(&t));
@@ -84,7 +84,7 @@ static void chat_logprobs(struct tw_oai *c, struct tw_jw *w, const struct tw_sam
 /* Four lists side by side; offsets count bytes of the text as the tokens spell it. */
 static void text_logprobs(struct tw_oai *c, struct tw_jw *w, const struct tw_sampled *o)
 {
-    const struct tw_tok *tok = c->q.s->limits->tok;
+    const struct tw_tok *tok = c->s->limits->tok;
     struct tw_buf t = { 0 };
     int64_t at = 0;
 
@@ -138,10 +138,10 @@ static void put_logprobs(struct tw_oai *c, struct tw_jw *w, const struct tw_samp
 
 static void split(struct tw_oai *c, int64_t i, struct tw_reply *out)
 {
-    int64_t p = i / c->q.n;
-    const struct tw_sampled *o = &c->q.work[p]->sample.out[i % c->q.n];
+    int64_t p = i / c->n;
+    const struct tw_sampled *o = &c->work[p]->sample.out[i % c->n];
 
-    tw_chat_reply(c->template, &c->q.arena, &c->prompt[p], o->token, o->n, o->text, c->tools, out);
+    tw_chat_reply(c->template, &c->arena, &c->prompt[p], o->token, o->n, o->text, c->tools, out);
     if (c->tools)
         return;
     for (int64_t k = 0; k < out->ncall; k++) /* nobody asked for calls: what looks like one is text */
@@ -158,12 +158,12 @@ static void put_finish(struct tw_jw *w, const struct tw_sampled *o, int64_t ncal
 /* What the ids of a choice's calls begin with. */
 static const char *call_id(struct tw_oai *c, int64_t choice)
 {
-    return tw_arena_printf(&c->q.arena, "call_%.16s_%lld_", c->q.id + 9, (long long)choice);
+    return tw_arena_printf(&c->arena, "call_%.16s_%lld_", c->id + 9, (long long)choice);
 }
 
 static void put_choice(struct tw_oai *c, struct tw_jw *w, int64_t i)
 {
-    const struct tw_sampled *o = &c->q.work[i / c->q.n]->sample.out[i % c->q.n];
+    const struct tw_sampled *o = &c->work[i / c->n]->sample.out[i % c->n];
     struct tw_reply reply = { 0 };
     struct tw_buf t = { 0 };
 
@@ -179,10 +179,10 @@ static void put_choice(struct tw_oai *c, struct tw_jw *w, int64_t i)
         tw_reply_write(w, &reply, call_id(c, i), true);
         tw_jw_obj_end(w);
     } else {
-        const struct tw_tokens *p = &c->prompt[i / c->q.n];
+        const struct tw_tokens *p = &c->prompt[i / c->n];
 
         if (c->echo)
-            tw_tok_decode(c->q.s->limits->tok, p->token, p->n, true, &t);
+            tw_tok_decode(c->s->limits->tok, p->token, p->n, true, &t);
         tw_buf_adds(&t, o->text);
         tw_jw_key(w, "text");
         tw_jw_str(w, tw_buf_str(&t));
@@ -196,9 +196,9 @@ static void put_choice(struct tw_oai *c, struct tw_jw *w, int64_t i)
 /* The work that failed first; NULL: none did. */
 static const struct tw_result *failure(const struct tw_oai *c)
 {
-    for (int64_t p = 0; p < c->q.nprompt; p++)
-        if (c->q.work[p]->result.category)
-            return &c->q.work[p]->result;
+    for (int64_t p = 0; p < c->nprompt; p++)
+        if (c->work[p]->result.category)
+            return &c->work[p]->result;
     return NULL;
 }
 
@@ -209,25 +209,25 @@ void tw_oai_answer(struct tw_oai *c)
     struct tw_jw w;
 
     if (bad) {
-        tw_oai_error(c->q.r, !strcmp(bad->category, "user") ? 400 : !strcmp(bad->category, TW_ENDING) ? 503
+        tw_oai_error(c->r, !strcmp(bad->category, "user") ? 400 : !strcmp(bad->category, TW_ENDING) ? 503
                 : 500, "%s", bad->error.p ? bad->error.p : "?");
         return;
     }
     begin(c, &w, &b, c->chat ? "chat.completion" : "text_completion");
     tw_jw_key(&w, "choices");
     tw_jw_arr(&w);
-    for (int64_t i = 0; i < c->q.nprompt * c->q.n; i++)
+    for (int64_t i = 0; i < c->nprompt * c->n; i++)
         put_choice(c, &w, i);
     tw_jw_arr_end(&w);
     put_usage(c, &w);
     tw_jw_obj_end(&w);
-    tw_reply_json(c->q.r, 200, &b);
+    tw_reply_json(c->r, 200, &b);
 }
 
 static void send(struct tw_oai *c, struct tw_buf *b)
 {
     tw_buf_puts(b, "\n\n");
-    tw_stream_write(c->q.r, b->p, b->n);
+    tw_stream_write(c->r, b->p, b->n);
     tw_buf_free(b);
 }
 
@@ -309,7 +309,7 @@ static void chat_piece(struct tw_oai *c, int64_t i)
     said = (struct tw_str){ t.p + lead, t.n - lead };
     if (!x->begun && (!said.n || (said.n < sizeof open - 1 && !memcmp(said.p, open, said.n))))
         return;
-    tw_chat_reply(c->template, &c->q.arena, &c->prompt[i / c->q.n], NULL, 0, t, NULL, &r);
+    tw_chat_reply(c->template, &c->arena, &c->prompt[i / c->n], NULL, 0, t, NULL, &r);
     if (r.ncall)
         r.content = t;
     if (r.open && held(r.reasoning, close) <= r.reasoning.n)
@@ -327,7 +327,7 @@ static void chat_piece(struct tw_oai *c, int64_t i)
 
 void tw_oai_piece(struct tw_oai *c, int64_t i, struct tw_str more)
 {
-    const struct tw_tokens *p = &c->prompt[i / c->q.n];
+    const struct tw_tokens *p = &c->prompt[i / c->n];
     struct tw_buf t = { 0 };
 
     if (c->chat) {
@@ -336,7 +336,7 @@ void tw_oai_piece(struct tw_oai *c, int64_t i, struct tw_str more)
         return;
     }
     if (c->echo && !c->choice[i].begun)
-        tw_tok_decode(c->q.s->limits->tok, p->token, p->n, true, &t);
+        tw_tok_decode(c->s->limits->tok, p->token, p->n, true, &t);
     tw_buf_adds(&t, more);
     delta(c, i, "text", tw_buf_str(&t));
     tw_buf_free(&t);
@@ -352,7 +352,7 @@ static void put_calls(struct tw_oai *c, struct tw_jw *w, int64_t choice, const s
         tw_jw_key(w, "index");
         tw_jw_int(w, i);
         tw_jw_key(w, "id");
-        tw_jw_cstr(w, tw_arena_printf(&c->q.arena, "%s%lld", call_id(c, choice), (long long)i));
+        tw_jw_cstr(w, tw_arena_printf(&c->arena, "%s%lld", call_id(c, choice), (long long)i));
         tw_jw_key(w, "type");
         tw_jw_cstr(w, "function");
         tw_jw_key(w, "function");
@@ -370,7 +370,7 @@ static void put_calls(struct tw_oai *c, struct tw_jw *w, int64_t choice, const s
 /* The last event of choice I: what was held back, the calls, log-probabilities, why it ended. */
 static void last(struct tw_oai *c, int64_t i)
 {
-    const struct tw_sampled *o = &c->q.work[i / c->q.n]->sample.out[i % c->q.n];
+    const struct tw_sampled *o = &c->work[i / c->n]->sample.out[i % c->n];
     struct tw_oai_choice *x = &c->choice[i];
     struct tw_reply r = { 0 };
     struct tw_buf b = { 0 };
@@ -403,9 +403,9 @@ static void last(struct tw_oai *c, int64_t i)
 
 void tw_oai_ended(struct tw_oai *c, int64_t p)
 {
-    if (!c->q.work[p]->result.category)
-        for (int64_t k = 0; k < c->q.n; k++)
-            last(c, p * c->q.n + k);
+    if (!c->work[p]->result.category)
+        for (int64_t k = 0; k < c->n; k++)
+            last(c, p * c->n + k);
 }
 
 void tw_oai_end(struct tw_oai *c)
@@ -429,6 +429,6 @@ void tw_oai_end(struct tw_oai *c)
         tw_jw_obj_end(&w);
         send(c, &b);
     }
-    tw_stream_write(c->q.r, "data: [DONE]\n\n", 14);
-    tw_stream_end(c->q.r);
+    tw_stream_write(c->r, "data: [DONE]\n\n", 14);
+    tw_stream_end(c->r);
 }

@@ -175,7 +175,7 @@ static const struct shape {
     int64_t T, E, K, in, out, r;
 } shapes[] = {
     { 1, 2, 1, 8, 8, 2 }, { 45, 5, 2, 37, 50, 3 }, { 70, 9, 3, 64, 136, 8 }, { 200, 40, 4, 128, 72, 16 },
-    { 300, 3, 1, 72, 264, 24 },
+    { 300, 3, 1, 72, 264, 24 }, { 333, 4, 2, 192, 320, 16 },
 };
 
 static struct sorted sort(const struct shape *q)
@@ -347,6 +347,43 @@ static void lora(void)
     healthy();
 }
 
+/* Products and their adapter in one, where the device has that, against one after the other. */
+static void in_one(void)
+{
+    int made = 0;
+
+    EACH(shapes)
+        for (int gather = 0; gather < 2; gather++) {
+            const struct shape *q = &shapes[i];
+            int64_t n = q->T * q->K;
+            struct sorted s = sort(q);
+            struct both w = experts_of(q, act), x = tensor(gather ? q->T : n, q->in, 0, false, 1);
+            struct both y = tensor(n, q->out, 8, true, 1), dy = tensor(n, q->out, 0, false, 1);
+            struct both dx = tensor(n, q->in, 0, true, 1), h = f32(n, q->r + 7, false);
+            struct both scratch = f32(n, q->r + 7, false);
+            struct adapter a = adapter(q, 0, q->T);
+            struct tw_lora_ctx c = { .run = &a.c, .nrun = 1 }, g = { .run = &a.g, .nrun = 1 };
+
+            if (GM(experts_lora, &y.g, &h.g, &x.g, &w.mg, &g, &s.g, gather)) {
+                CM(experts, &y.c, &x.c, &w.mc, &s.c, gather);
+                CM(lora, &y.c, &h.c, &x.c, &c, &s.c, gather);
+                same(&y, "experts with lora");
+                made++;
+            }
+            if (GM(experts_lora_dx, &dx.g, &scratch.g, &dy.g, &x.g, &h.g, &w.mg, &g, &s.g, gather)) {
+                CM(experts_dx, &dx.c, &dy.c, &w.mc, &s.c);
+                CM(lora_bwd, &dx.c, &scratch.c, &dy.c, &x.c, &h.c, &c, &s.c, gather);
+                same(&dx, "dx with lora"), same(&a.da, "da with lora"), same(&a.db, "db with lora");
+                made++;
+            }
+            off(cpu, &s.c), off(gpu, &s.g);
+            done(&a.a), done(&a.b), done(&a.da), done(&a.db);
+            done(&w), done(&x), done(&y), done(&dy), done(&dx), done(&h), done(&scratch);
+        }
+    printf("# %d products with their adapters in one\n", made);
+    healthy();
+}
+
 /* WITH 0: experts alone, 1: a shared one, 2: with a gate. */
 static void sums_case(const struct shape *q, int with)
 {
@@ -395,6 +432,8 @@ int main(void)
         RUN(logits);
         RUN(products);
         RUN(lora);
+        if (tw_ops(gpu)->moe->experts_lora)
+            RUN(in_one);
         RUN(sums);
     }
     help_cuda_close();

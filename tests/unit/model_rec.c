@@ -89,17 +89,17 @@ static void logits_of(const char *dir, float *z)
     tw_model_close(m);
 }
 
-enum form { MULTIMODAL, MLX };
+enum form { MULTIMODAL, MLX, MLX_HEAD };        /* the last with a head that is a copy of the embedding */
 
 /* What tensor T of the plain checkpoint is in the other form. */
 static struct tw_wdecl decl_of(const struct tw_wtensor *t, enum form form, char **name)
 {
-    const char *prefix = form == MLX ? "language_model.model." : "model.language_model.";
+    const char *prefix = form != MULTIMODAL ? "language_model.model." : "model.language_model.";
     struct tw_wdecl d = { .dtype = TW_F32, .ndim = t->ndim };
 
     for (int i = 0; i < t->ndim; i++)
         d.dim[i] = t->dim[i];
-    if (form == MLX && t->ndim == 3) {
+    if (form != MULTIMODAL && t->ndim == 3) {
         d.dim[1] = t->dim[2];
         d.dim[2] = t->dim[1];
     }
@@ -121,12 +121,18 @@ static void write_form(const char *dir, enum form form)
     for (n = 0; n < in.n; n++)
         decl[n] = decl_of(&in.t[n], form, &name[n]);
     decl[n++] = (struct tw_wdecl){ .name = "mtp.fc.weight", .dtype = TW_F32, .ndim = 2, .dim = { 2, 2 } };
-    decl[n++] = (struct tw_wdecl){ .name = form == MLX ? "vision_tower.w" : "model.visual.merger.w",
+    if (form == MLX_HEAD) {
+        decl[n] = decl_of(tw_weights_find(&in, tw_str("model.embed_tokens.weight")), form, &name[n]);
+        free(name[n]);
+        decl[n++].name = "language_model.lm_head.weight";
+    }
+    decl[n++] = (struct tw_wdecl){ .name = form != MULTIMODAL ? "vision_tower.w" : "model.visual.merger.w",
         .dtype = TW_F32, .ndim = 1, .dim = { 4 } };
     o = tw_wout_open(path, decl, n, &err);
     CHECK(o);
     while (o && (i = tw_wout_next(o)) >= 0) {
-        const struct tw_wtensor *t = i < in.n ? &in.t[i] : NULL;
+        const struct tw_wtensor *t = i < in.n ? &in.t[i] : decl[i].ndim == 2 && decl[i].dim[0] > 2 ?
+                tw_weights_find(&in, tw_str("model.embed_tokens.weight")) : NULL;
         int64_t len = 1;
         float *x;
         bool baked;
@@ -135,7 +141,7 @@ static void write_form(const char *dir, enum form form)
             len *= decl[i].dim[k];
         x = tw_xcalloc((size_t)len, sizeof *x);
         memcpy(x, t ? t->data : zero, (size_t)len * 4);
-        baked = form == MLX && t && strstr(decl[i].name, "norm") && !strstr(decl[i].name, "linear_attn");
+        baked = form != MULTIMODAL && t && strstr(decl[i].name, "norm") && !strstr(decl[i].name, "linear_attn");
         for (int64_t k = 0; baked && k < len; k++)
             x[k] += 1;
         CHECK(tw_wout_put(o, x, TW_F32, len, &err) == 0);
@@ -148,15 +154,23 @@ static void write_form(const char *dir, enum form form)
     free(path);
 }
 
-static void write_config(const char *dir)
+static void write_config(const char *dir, bool tied)
 {
+    static const char tie[] = "\"tie_word_embeddings\": ";
     struct tw_buf text = { 0 }, out = { 0 };
     char *to = tw_path_join(dir, "config.json");
 
     CHECK(tw_read_file(&text, DIR "/config.json", 1 << 20, &err) == 0);
+    char *inner = strstr(text.p, tie);
+
+    if (!tied && inner) {       /* as many letters */
+        memcpy(inner, "\"tie_word_embeddings\":false", sizeof tie + 3);
+        CHECK(inner[sizeof tie + 3] == ',' || inner[sizeof tie + 3] == '\n');
+    }
     tw_buf_printf(&out, "{ \"model_type\": \"qwen3_5\", \"architectures\": "
             "[\"Qwen3_5ForConditionalGeneration\"], \"image_token_id\": 90, \"vision_config\": "
-            "{ \"depth\": 2 }, \"tie_word_embeddings\": true, \"text_config\": %.*s }", (int)text.n, text.p);
+            "{ \"depth\": 2 }, \"tie_word_embeddings\": %s, \"text_config\": %.*s }",
+            tied ? "true" : "false", (int)text.n, text.p);
     CHECK(tw_write_file(to, out.p, out.n, &err) == 0);
     tw_buf_free(&text);
     tw_buf_free(&out);
@@ -192,14 +206,15 @@ static void form(const char *what, enum form f)
     struct tw_model *m;
 
     CHECK(tw_mkdirs(back, &err) == 0);
-    write_config(dir);
+    write_config(dir, f != MLX_HEAD);
     write_form(dir, f);
     logits_of(DIR, want);
     logits_of(dir, got);
-    CHECK(f == MLX || !memcmp(got, want, sizeof got));
+    CHECK(f != MULTIMODAL || !memcmp(got, want, sizeof got));
     for (int i = 0; i < VMAX; i++)      /* 1 + w is rounded */
         CHECK(got[i] - want[i] < 1e-3f && want[i] - got[i] < 1e-3f);
     m = open_model(dir);
+    CHECK(m && m->tied == (f != MLX_HEAD));
     CHECK(m && tw_model_save(m, NULL, TW_F32, back, &err) == 0);
     tw_model_close(m);
     same_tensors(dir, back);
@@ -216,6 +231,7 @@ static void multimodal(void)
 static void mlx(void)
 {
     form("mlx", MLX);
+    form("mlx-head", MLX_HEAD);
 }
 
 /* Random weights: norms that are 1, decays in their range; the same whatever builds them. */

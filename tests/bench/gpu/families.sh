@@ -6,7 +6,7 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 build=${TW_BUILD:-$here/../../../build}
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
-peer() { timeout 120 python3 "$here/peer.py" "$@" 2>/dev/null || echo "$*: failed (out of memory, or not installed)"; }
+peer() { timeout 300 python3 "$here/peer.py" "$@" 2>/dev/null || echo "$*: failed (out of memory, or not installed)"; }
 
 for shape in ${SHAPES:-qwen3.5-4b qwen3-30b-a3b deepseek-v2-lite}; do
     config=$here/$shape.json

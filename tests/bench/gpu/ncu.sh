@@ -29,12 +29,12 @@ kind() { # NAME OPTION..
     awk -v name="$name" '/busy:/ { all = $(NF - 3); next } /idle:/ { exit } all && $4 !~ /^(memset|copy)$/ && n < 5 {
         printf "%s %s %.1f %s %s\n", name, $4, 100 * $1 / all, $2, $3; n++ }' "$work/trace" >"$work/top"
     while read -r name kernel share calls us; do
-        # a launch when algorithms have been chosen
+        # a launch of the second half
         rm -rf "$work/run"
-        ncu --clock-control none --kernel-name-base mangled -k "regex:^$kernel" --launch-skip $((calls * 2 / 3)) \
-            --launch-count 1 --kill yes --metrics "$metrics" --page raw --csv \
-            "$build/bin/tw-train" -q -m "$work/q06" --dtype bf16 --device cuda --batch 8 --micro-tokens 8192 --keep 1 \
-            --force -o "$work/run" --steps 8 "$@" "$work/tokens.jsonl" </dev/null >"$work/ncu.csv" 2>/dev/null || true
+        ncu --clock-control none --kernel-name-base mangled -k "$kernel" --launch-skip $((calls / 2)) --launch-count 1 --kill yes \
+            --metrics "$metrics" --page raw --csv "$(command -v tw-train)" -q -m "$work/q06" --dtype bf16 --device cuda \
+            --batch 8 --micro-tokens 8192 --keep 1 --force -o "$work/run" --steps 5 "$@" "$work/tokens.jsonl" \
+            >"$work/ncu.csv" 2>/dev/null || true
         python3 - "$work/ncu.csv" "$name" "$kernel" "$share" "$us" <<'P'
 import csv, sys
 rows = list(csv.reader(l for l in open(sys.argv[1]) if l.startswith('"')))

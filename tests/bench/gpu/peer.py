@@ -13,8 +13,13 @@ moe = any(getattr(cfg, k, None) for k in ("num_experts", "n_routed_experts"))
 if how == "liger":
     import liger_kernel.transformers as lk
     name = cfg.model_type.removesuffix("_text")
-    getattr(lk, "apply_liger_kernel_to_" + name)(rope=True, swiglu=True, rms_norm=True,
-            cross_entropy=False, fused_linear_cross_entropy=True)
+    for rope in (True, False):  # not all families have their rotation
+        try:
+            getattr(lk, "apply_liger_kernel_to_" + name)(rope=rope, swiglu=True, rms_norm=True,
+                    cross_entropy=False, fused_linear_cross_entropy=True)
+            break
+        except NotImplementedError:
+            pass
 more = dict(experts_implementation="grouped_mm") if moe else {}
 if folder.endswith(".json"):
     torch.set_default_dtype(torch.bfloat16)
