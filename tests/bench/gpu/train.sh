@@ -1,17 +1,17 @@
 #!/bin/bash
 # train.sh [FOLDER] - training steps on this machine's GPUs, ours and the peers', in one run. FOLDER (made when it is
 # not there) takes 10 GB. By environment:
-#     ROWS    which of full06 lora06 lora4 again4 full4 mixed start optim06, default all; of several GPUs each takes
-#             a part of them, so that a row's peers are measured on the same card as ours
+#     ROWS    which of full06 lora06 more06 optim06 lora4 again4 more4 full4 mixed start, default all; of several GPUs
+#             each takes a part of them, so that a row's peers are measured on the same card as ours
 #     PEERS   hf (transformers and PEFT), liger (the same with Liger's kernels), default both; empty: ours alone
 # Needs Python with torch, transformers, PEFT and, for the second peer, liger_kernel. One card takes about 7 minutes,
-# three of them the first peer's; four cards two. (lora4 and again4 read 8 GB that only they need.)
+# three of them the first peer's; four cards two. (lora4, again4 and more4 read 8 GB.)
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 build=$(cd "${TW_BUILD:-$here/../../../build}" && pwd)
 export PATH="$build/bin:$PATH"
 work=${1:-$(mktemp -d)}
-rows=${ROWS:-full06 lora06 lora4 again4 full4 mixed start optim06}
+rows=${ROWS:-full06 lora06 more06 optim06 lora4 again4 more4 full4 mixed start}
 peers=${PEERS-liger hf}
 mkdir -p "$work"
 work=$(cd "$work" && pwd)
@@ -77,8 +77,8 @@ lora="--lora r=16,alpha=32"
 row() {
     echo "== $1, $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader -i "${CUDA_VISIBLE_DEVICES:-0}")"
     case $1 in
-    lora06 | start) model q06 ;;
-    lora4 | again4) model q4 ;;
+    lora06 | more06 | start) model q06 ;;
+    lora4 | again4 | more4) model q4 ;;
     esac
     case $1 in
     full06)
@@ -91,18 +91,22 @@ row() {
         ;;
     lora06)
         ours q06 $lora --batch 8 --micro-tokens 8192
-        ours q06 $lora --batch 8 --micro-tokens 16384
         peer 0.6b lora 8
+        ;;
+    more06)
+        ours q06 $lora --batch 8 --micro-tokens 16384
         ours q06 $lora --batch 8 --micro-tokens 16384 --recompute selective
         ;;
     lora4)
         ours q4 $lora --batch 4 --micro-tokens 8192 --recompute selective
         peer 4b lora 4
-        ours q4 $lora --batch 4 --micro-tokens 8192
         ;;
     again4)
         ours q4 $lora --batch 4 --micro-tokens 4096 --recompute layer
         peer 4b lora 4 recompute
+        ;;
+    more4)
+        ours q4 $lora --batch 4 --micro-tokens 8192
         ours q4 $lora --batch 4 --micro-tokens 8192 --recompute layer
         ;;
     full4)
