@@ -5,7 +5,10 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#define MOST ((size_t)1 << 30)          /* bytes on their way */
+/* Bytes that are held: up to so many nothing is written unless somebody waits for it, since most of it is
+ * dropped before long; and at most. */
+#define LAZY ((size_t)256 << 20)
+#define MOST ((size_t)1 << 30)
 
 struct tw_filing {
     struct tw_filing *next;
@@ -17,7 +20,8 @@ struct tw_filing {
 
 struct tw_filer {
     pthread_t thread;
-    bool running, stop;
+    bool running, stop, hurry;
+    struct tw_filing *now;          /* being written */
     pthread_mutex_t lock;
     pthread_cond_t more, done;
     struct tw_filing *first, **last;
@@ -47,16 +51,19 @@ static void *filer(void *arg)
         struct tw_filing *g;
         int state;
 
-        while (!f->first && !f->stop)
+        f->hurry &= f->first != NULL;
+        while (!f->stop && !(f->first && (f->hurry || f->bytes > LAZY)))
             pthread_cond_wait(&f->more, &f->lock);
         if (!(g = f->first))
             break;
+        f->now = g;
         if (!(f->first = g->next))
             f->last = &f->first;
         pthread_mutex_unlock(&f->lock);
         state = write_one(g);
         pthread_mutex_lock(&f->lock);
         f->bytes -= tw_adapter_out_bytes(g->out);
+        f->now = NULL;
         g->state = state;
         pthread_cond_broadcast(&f->done);
     }
@@ -99,10 +106,20 @@ struct tw_filing *tw_filer_add(struct tw_filer *f, struct tw_adapter_out *out, c
     return g;
 }
 
+void tw_filer_hurry(struct tw_filer *f)
+{
+    pthread_mutex_lock(&f->lock);
+    f->hurry = true;
+    pthread_cond_signal(&f->more);
+    pthread_mutex_unlock(&f->lock);
+}
+
 int tw_filing_state(struct tw_filer *f, const struct tw_filing *g, bool wait)
 {
     int state;
 
+    if (wait)
+        tw_filer_hurry(f);
     pthread_mutex_lock(&f->lock);
     while (!g->state && wait)
         pthread_cond_wait(&f->done, &f->lock);
@@ -123,9 +140,21 @@ const struct tw_err *tw_filing_error(const struct tw_filing *g)
 
 void tw_filing_free(struct tw_filer *f, struct tw_filing *g)
 {
+    struct tw_filing **at;
+
     if (!g)
         return;
-    tw_filing_state(f, g, true);
+    pthread_mutex_lock(&f->lock);
+    for (at = &f->first; *at && *at != g; at = &(*at)->next)
+        ;
+    if (*at) {
+        f->bytes -= tw_adapter_out_bytes(g->out);
+        if (!(*at = g->next))
+            f->last = at;
+    }
+    while (f->now == g)
+        pthread_cond_wait(&f->done, &f->lock);
+    pthread_mutex_unlock(&f->lock);
     tw_adapter_out_free(g->out);
     free(g->dir);
     free(g);

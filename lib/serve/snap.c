@@ -60,7 +60,7 @@ void tw_snap_drop(struct tw_worker *k, struct tw_snap *s)
     free_snap(k, s);
 }
 
-/* On its way into its folder, where it is not. */
+/* To the filer, where it is not in its folder. */
 static int file(struct tw_worker *k, struct tw_snap *s, struct tw_err *err)
 {
     struct tw_adapter_out *out;
@@ -97,6 +97,8 @@ int tw_snap_flush(struct tw_worker *k, const struct tw_pupil *p, bool wait, stru
         settle(k, s, wait);
         all &= s->saved;
     }
+    if (!all)
+        tw_filer_hurry(k->filer);
     return all;
 }
 

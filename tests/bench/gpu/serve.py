@@ -26,7 +26,9 @@ elif os.environ.get("PEER"):
 server = subprocess.Popen([build + "/bin/tw-serve", "-m", model, "--name", "tiny", "--listen", "127.0.0.1:0",
                            "--device", device, "--max-adapters", "64", "--max-rank", "16", "--max-model-len", str(max(LONG, 512))],
                           stdout=subprocess.PIPE, text=True)
+started = time.monotonic()
 os.environ["URL"] = server.stdout.readline().split()[-1]
+print(f"up after {time.monotonic() - started:.1f} s", flush=True)
 sys.path.insert(0, here + "/../..")
 from serve_client import *
 
@@ -104,6 +106,7 @@ def ratio(name, a, b, runs=int(os.environ.get("RUNS", 3))):
     x, y = [], []
     for _ in range(runs):
         x.append(a()), y.append(b())
+        print(f"  {time.monotonic() - started:.0f} s: {x[-1]:.0f}, {y[-1]:.0f}", file=sys.stderr, flush=True)
     x, y = statistics.median(x), statistics.median(y)
     print(f"{name}: {x:.0f} against {y:.0f} tok/s, {x / y:.3f}", flush=True)
 
