@@ -1,8 +1,5 @@
 /* cmd/tw-serve.c - serve a model for training and sampling */
 #include "serve/srv.h"
-#ifdef __GLIBC__
-#include <malloc.h>
-#endif
 
 static const struct tw_opt table[] = {
     TW_GROUP("Model"),
@@ -67,23 +64,12 @@ static const struct tw_cmd cmd = { "tw-serve", "serve a model for training and s
     "  tw-serve -m tiny --listen 127.0.0.1:0\n"
     "  tw-serve -m RUN --state DIR --keys FILE --listen 0.0.0.0:8000\n" };
 
-/* Bodies of megabytes come and go: pages that were theirs serve the next ones, at no cost of making new. */
-static void keep_memory(void)
-{
-#ifdef __GLIBC__
-    mallopt(M_MMAP_THRESHOLD, 32 << 20);
-    mallopt(M_TRIM_THRESHOLD, 256 << 20);
-    mallopt(M_TOP_PAD, 16 << 20);
-#endif
-}
-
 int main(int argc, char **argv)
 {
     struct tw_serve_opts o = { 0 };
     struct tw_err err = { 0 };
     int n = tw_start(&cmd, &o, argc, argv);
 
-    keep_memory();
     if (n)
         return tw_finish(&cmd, tw_fail_code(&err, TW_EMISUSE, argv[1], 0, "tw-serve takes no operands"), &err);
     return tw_finish(&cmd, tw_serve(&o, &err), &err);

@@ -279,11 +279,14 @@ static int load_state(struct tw_srv *s, struct tw_err *err)
 }
 
 /* Adapters, bodies and results come and go for months: what is large goes back to the system when it is
- * freed, and is not kept in holes between what is small. */
+ * freed, and is not kept in holes between what is small. The room of what is small is kept: new pages cost
+ * more than what a request's arrays are filled with. */
 static void tame_malloc(void)
 {
     mallopt(M_MMAP_THRESHOLD, 256 << 10);
     mallopt(M_ARENA_MAX, 2);
+    mallopt(M_TOP_PAD, 16 << 20);
+    mallopt(M_TRIM_THRESHOLD, 256 << 20);
 }
 
 /* What is asked for of more devices than one is refused, rather than forgotten. */
