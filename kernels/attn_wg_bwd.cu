@@ -1,5 +1,5 @@
-/* attn_wg_bwd.cu - backward of packed attention on Hopper, heads up to 128, and those of 192
- * and 128 that come of latents: attn_bwd.cu's passes
+/* attn_wg_bwd.cu - backward of packed attention on Hopper, heads up to 128, of 256, and
+ * those of 192 and 128 that come of latents: attn_bwd.cu's passes
  * with the machinery of attn_wg.cu. A block has two warpgroups of 64 rows each, and a third that
  * brings the tiles they go over.
  *   keys_k owns 128 keys and goes over tiles of up to 64 rows, whole queries with all the heads
@@ -11,20 +11,20 @@
  * sum has one owner: the fast alternative adds to dQ by atomics in an order that nobody knows. */
 #include "wgmma.cuh"
 
-#define STAGES_K 3              /* of keys_k */
-#define STAGES_R 2              /* of rows_k */
+#define STAGES_MOST 3
 #define N 64                    /* rows of a tile of keys_k */
 #define LOG2E 1.44269504f
 
 /* Barriers of both kernels: what the block owns is there; a stage is there, has been read. */
-enum { B_OWN, B_FULL, B_FREE = B_FULL + STAGES_K };
+enum { B_OWN, B_FULL, B_FREE = B_FULL + STAGES_MOST };
 
 /* HQ of queries and keys, HV of values. */
 template <int HQ, int HV> struct keys_mem {
     static constexpr uint32_t OWN = 128 * HQ * 2, TILE = N * HQ * 2;    /* of K; of Q */
     static constexpr uint32_t STAGE = TILE + N * HV * 2;        /* of Q and dO */
-    static constexpr uint32_t RING = OWN + 128 * HV * 2, STAT = RING + STAGES_K * STAGE;
-    static constexpr uint32_t BAR = STAT + STAGES_K * 2 * N * 4;
+    static constexpr int STAGES = HQ > 192 ? 1 : 3;
+    static constexpr uint32_t RING = OWN + 128 * HV * 2, STAT = RING + STAGES * STAGE;
+    static constexpr uint32_t BAR = STAT + STAGES * 2 * N * 4;
     static constexpr size_t SMEM = BAR + 128 + 1024;
 };
 
@@ -32,7 +32,8 @@ template <int HQ, int HV> struct rows_mem {
     static constexpr int KEYS = HQ > 128 ? 64 : 128;    /* of a tile: as registers allow */
     static constexpr uint32_t OWN = 128 * HQ * 2, TILE = KEYS * HQ * 2; /* of Q; of K */
     static constexpr uint32_t STAGE = TILE + KEYS * HV * 2;     /* of K and V */
-    static constexpr uint32_t RING = OWN + 128 * HV * 2, BAR = RING + STAGES_R * STAGE;
+    static constexpr int STAGES = HQ > 192 ? 1 : 2;
+    static constexpr uint32_t RING = OWN + 128 * HV * 2, BAR = RING + STAGES * STAGE;
     static constexpr size_t SMEM = BAR + 128 + 1024;
 };
 
@@ -86,6 +87,9 @@ static __device__ __forceinline__ void put(char *tile, const float *x, float f, 
     }
 }
 
+/* Heads of 256 take keys_k twice, once for each gradient: there are no registers for both. */
+enum { DK = 1, DV = 2, DKV = 3 };
+
 /* What keys_k goes over: queries [from, end), TOKENS a tile. */
 struct span {
     int from, end, tokens;
@@ -108,11 +112,11 @@ static __device__ __forceinline__ void keys_produce(const attn_arg &a, const map
     if (threadIdx.x && (warp == 0 || warp == 3))
         return;
     for (int q = x.from; q < x.end; q += x.tokens, i++) {
-        int st = i % STAGES_K;
+        int st = i % M::STAGES;
         uint32_t full = bar + 8 * (B_FULL + st), to = mem + M::RING + st * M::STAGE;
         float *stat = (float *)(base + M::STAT) + st * 2 * N;
 
-        bar_wait(bar + 8 * (B_FREE + st), (i / STAGES_K & 1) ^ 1);
+        bar_wait(bar + 8 * (B_FREE + st), (i / M::STAGES & 1) ^ 1);
         if (warp == 0) {
             bar_expect(full, (uint32_t)tile_rows * (HQ + HV) * 2);
             bring<HQ, N>(to, &m.q, full, head, s.q0 + q);
@@ -155,37 +159,37 @@ static __device__ __forceinline__ float p_of(const float *sc, const uint32_t *pp
     return FULL ? sc[n] : __uint_as_float(n & 1 ? pp[n / 2] & 0xffff0000u : pp[n / 2] << 16);
 }
 
-template <int HQ, int HV>
+template <int HQ, int HV, int PART>
 static __device__ __forceinline__ void keys_consume(const attn_arg &a, const maps &m, char *base,
         uint32_t mem,
         const attn_tile &t, const attn_seq &s, const span &x)
 {
     using M = keys_mem<HQ, HV>;
-    constexpr bool EARLY = HQ <= 128;   /* registers for S and D at once */
+    constexpr bool EARLY = HQ <= 128 || PART == DK;     /* registers for S and D at once */
     uint32_t bar = mem + M::BAR;
     int wg = threadIdx.x / 128 - 1, lane = threadIdx.x % 32, i = 0, q = x.from;
     int row = wg * 64 + threadIdx.x % 128 / 32 * 16, low = t.r0 + wg * 64;
     int key = t.r0 + row + lane / 4;
     uint32_t k = mem + wg * 64 * 128, v = k + M::OWN, pp[N / 4], pd[N / 4];
-    float dk[HQ / 2] = {}, dv[HV / 2] = {}, sc[N / 2], d[N / 2];
+    float dk[PART == DV ? 4 : HQ / 2] = {}, dv[PART == DK ? 4 : HV / 2] = {}, sc[N / 2], d[N / 2];
 
     for (; q < x.end && q + x.tokens <= low; q += x.tokens, i++) {  /* before all our keys */
-        bar_wait(bar + 8 * (B_FULL + i % STAGES_K), i / STAGES_K & 1);
+        bar_wait(bar + 8 * (B_FULL + i % M::STAGES), i / M::STAGES & 1);
         if (lane == 0)
-            bar_arrive(bar + 8 * (B_FREE + i % STAGES_K));
+            bar_arrive(bar + 8 * (B_FREE + i % M::STAGES));
     }
     bar_wait(bar + 8 * B_OWN, 0);
     for (; q < x.end; q += x.tokens, i++) {
-        int st = i % STAGES_K;
+        int st = i % M::STAGES;
         uint32_t yq = mem + M::RING + st * M::STAGE, yo = yq + M::TILE;
         const float *stat = (const float *)(base + M::STAT) + st * 2 * N + (lane & 3) * 2;
         bool mask = q < low + 63 || (a.window && q + x.tokens - 1 - low >= a.window);
 
-        bar_wait(bar + 8 * (B_FULL + st), i / STAGES_K & 1);
+        bar_wait(bar + 8 * (B_FULL + st), i / M::STAGES & 1);
         wg_fence();
         wg_scores<HQ, N, 128>(sc, k, yq);
         wg_commit();
-        if (EARLY) {
+        if (EARLY && PART != DV) {
             wg_scores<HV, N, 128>(d, v, yo);
             wg_commit();
             wg_wait<1>();
@@ -194,43 +198,51 @@ static __device__ __forceinline__ void keys_consume(const attn_arg &a, const map
         }
         wg_hold<N / 2>(sc);
         keys_soft(a, sc, stat, q, key, mask, lane);
-        wg_pack<N>(pp, sc);
-        wg_fence();
-        if (!EARLY) {
-            wg_scores<HV, N, 128>(d, v, yo);
+        if constexpr (PART != DK) {
+            wg_pack<N>(pp, sc);
+            wg_fence();
+            if (!EARLY && PART != DV) {
+                wg_scores<HV, N, 128>(d, v, yo);
+                wg_commit();
+            }
+            wg_mix_any<HV, N>(dv, pp, yo);
             wg_commit();
         }
-        wg_mix<HV, N>(dv, pp, yo);
-        wg_commit();
-        wg_wait<1>();
-        wg_hold<N / 2>(d);
+        if constexpr (PART != DV) {
+            wg_wait<PART != DK>();
+            wg_hold<N / 2>(d);
 #pragma unroll
-        for (int n = 0; n < N / 2; n++)
-            d[n] = p_of<EARLY>(sc, pp, n) * (d[n] - stat[N + n / 4 * 8 + (n & 1)]);
-        wg_pack<N>(pd, d);
-        wg_fence();
-        wg_mix_any<HQ, N>(dk, pd, yq);
-        wg_commit();
+            for (int n = 0; n < N / 2; n++)
+                d[n] = p_of<EARLY>(sc, pp, n) * (d[n] - stat[N + n / 4 * 8 + (n & 1)]);
+            wg_pack<N>(pd, d);
+            wg_fence();
+            wg_mix_any<HQ, N>(dk, pd, yq);
+            wg_commit();
+        }
         wg_wait<0>();
-        wg_hold<HQ / 2>(dk);
-        wg_hold<HV / 2>(dv);
+        if constexpr (PART != DV)
+            wg_hold<HQ / 2>(dk);
+        if constexpr (PART != DK)
+            wg_hold<HV / 2>(dv);
         if (lane == 0)
             bar_arrive(bar + 8 * (B_FREE + st));
     }
     auto to = [&](void *p, int64_t ld, int64_t head, int r) {
         return t.r0 + r < s.nq ? (bf16 *)p + (int64_t)(s.q0 + t.r0 + r) * ld + t.kvh * head : (bf16 *)NULL;
     };
-    put<HV>(base, dk, a.scale, HV < a.hd ? HV : a.hd, row, lane,
-            [&](int r) { return to(a.dk, a.lddk, m.khead, r); });
+    if constexpr (PART != DV)
+        put<HV>(base, dk, a.scale, HV < a.hd ? HV : a.hd, row, lane,
+                [&](int r) { return to(a.dk, a.lddk, m.khead, r); });
     if constexpr (HQ > HV)
         put<HQ - HV>(base + HV * 256, dk + HV / 2, a.scale, HQ - HV, row, lane,
                      [&](int r) { return to(m.pe, (int64_t)a.nh * (HQ - HV), HQ - HV, r); });
-    put<HV>(base + M::OWN, dv, 1, HV < a.hd ? HV : a.hd, row, lane,
-            [&](int r) { return to(a.dv, a.lddv, m.vhead, r); });
+    if constexpr (PART != DK)
+        put<HV>(base + M::OWN, dv, 1, HV < a.hd ? HV : a.hd, row, lane,
+                [&](int r) { return to(a.dv, a.lddv, m.vhead, r); });
 }
 #endif
 
-template <int HQ, int HV>
+template <int HQ, int HV, int PART>
 static __global__ void __launch_bounds__(384, 1) keys_k(const __grid_constant__ attn_arg a,
         const __grid_constant__ maps m)
 {
@@ -244,20 +256,20 @@ static __global__ void __launch_bounds__(384, 1) keys_k(const __grid_constant__ 
     span x = { t.r0, a.window ? min(s.nq, t.r0 + 127 + a.window) : s.nq, N / a.group };
     int gap = N - x.tokens * a.group;   /* rows that no box fills: they must not be NaN */
 
-    for (int i = threadIdx.x; i < gap * STAGES_K * ((HQ + HV) / 64) * 8; i += 384) {
+    for (int i = threadIdx.x; i < gap * M::STAGES * ((HQ + HV) / 64) * 8; i += 384) {
         int chunk = i % 8, r = i / 8 % gap, panel = i / 8 / gap;
 
         *(uint4 *)(base + M::RING + (panel * N + N - gap + r) * 128 + chunk * 16) = uint4();
     }
     if (gap)
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    bars(mem + M::BAR, STAGES_K, N);
+    bars(mem + M::BAR, M::STAGES, N);
     if (threadIdx.x < 128) {
         regs_less<24>();
         keys_produce<HQ, HV>(a, m, base, mem, t, s, x);
     } else {
         regs_more<240>();
-        keys_consume<HQ, HV>(a, m, base, mem, t, s, x);
+        keys_consume<HQ, HV, PART>(a, m, base, mem, t, s, x);
     }
 #endif
 }
@@ -275,10 +287,10 @@ static __device__ __forceinline__ void rows_produce(const attn_arg &a, const map
     bring<HQ, 128>(mem, &m.q, bar + 8 * B_OWN, head, token);
     bring<HV, 128>(mem + M::OWN, &m.g, bar + 8 * B_OWN, head, token);
     for (int j = from, i = 0; j < end; j += M::KEYS, i++) {
-        int st = i % STAGES_R;
+        int st = i % M::STAGES;
         uint32_t full = bar + 8 * (B_FULL + st), to = mem + M::RING + st * M::STAGE;
 
-        bar_wait(bar + 8 * (B_FREE + st), (i / STAGES_R & 1) ^ 1);
+        bar_wait(bar + 8 * (B_FREE + st), (i / M::STAGES & 1) ^ 1);
         bar_expect(full, M::STAGE);
         wg_keys<HQ, HV, M::KEYS>(to, &m.k, &m.p, full, t.kvh, s.q0 + j);
         bring<HV, M::KEYS>(to + M::TILE, &m.v, full, t.kvh, s.q0 + j);
@@ -330,10 +342,10 @@ static __device__ __forceinline__ void rows_consume(const attn_arg &a, char *bas
     }
     bar_wait(bar + 8 * B_OWN, 0);
     for (int j = from, i = 0; j < end; j += KEYS, i++) {
-        int st = i % STAGES_R;
+        int st = i % M::STAGES;
         uint32_t k = mem + M::RING + st * M::STAGE;
 
-        bar_wait(bar + 8 * (B_FULL + st), i / STAGES_R & 1);
+        bar_wait(bar + 8 * (B_FULL + st), i / M::STAGES & 1);
         wg_fence();
         wg_scores<HQ, KEYS, 128>(sc, q, k);
         wg_commit();
@@ -377,7 +389,7 @@ static __global__ void __launch_bounds__(384, 1) rows_k(const __grid_constant__ 
     int rows = min(s.nq * a.group, t.r0 + a.per), end = row_query(a, rows - 1) + 1;
     int from = a.window ? max(0, row_query(a, t.r0) + 1 - a.window) / 128 * 128 : 0;
 
-    bars(mem + M::BAR, STAGES_R, 0);
+    bars(mem + M::BAR, M::STAGES, 0);
     if (threadIdx.x < 128) {
         regs_less<24>();
         if (threadIdx.x == 0)
@@ -389,19 +401,31 @@ static __global__ void __launch_bounds__(384, 1) rows_k(const __grid_constant__ 
 #endif
 }
 
-template <int HQ, int HV>
-static void bwd_run(struct cu_dev *d, const struct attn_arg *a, const struct attn_count *n,
-        const struct maps *keys, const struct maps *rows)
+template <int HQ, int HV, int PART> static bool keys_run(struct cu_dev *d, const struct attn_arg *a,
+        const struct attn_count *n, const struct maps *m)
 {
-    const size_t ksmem = keys_mem<HQ, HV>::SMEM, rsmem = rows_mem<HQ, HV>::SMEM;
+    const size_t smem = keys_mem<HQ, HV>::SMEM;
 
-    if (!smem_want(d, keys_k<HQ, HV>, ksmem))
-        return;
-    keys_k<HQ, HV><<<(unsigned)n->keys, 384, ksmem, d->stream>>>(*a, *keys);
+    if (!smem_want(d, keys_k<HQ, HV, PART>, smem))
+        return false;
+    keys_k<HQ, HV, PART><<<(unsigned)n->keys, 384, smem, d->stream>>>(*a, *m);
     CU_DONE(d, "attention's backward by keys (warpgroups)");
-    if (!smem_want(d, rows_k<HQ, HV>, rsmem))
+    return true;
+}
+
+template <int HQ, int HV> static void bwd_run(struct cu_dev *d, const struct attn_arg *a,
+        const struct attn_count *n, const struct maps *keys, const struct maps *rows)
+{
+    const size_t smem = rows_mem<HQ, HV>::SMEM;
+    bool done;
+
+    if constexpr (HV > 128)
+        done = keys_run<HQ, HV, DV>(d, a, n, keys) && keys_run<HQ, HV, DK>(d, a, n, keys);
+    else
+        done = keys_run<HQ, HV, DKV>(d, a, n, keys);
+    if (!done || !smem_want(d, rows_k<HQ, HV>, smem))
         return;
-    rows_k<HQ, HV><<<(unsigned)n->rows, 384, rsmem, d->stream>>>(*a, *rows);
+    rows_k<HQ, HV><<<(unsigned)n->rows, 384, smem, d->stream>>>(*a, *rows);
     CU_DONE(d, "attention's backward by rows (warpgroups)");
 }
 
@@ -411,20 +435,24 @@ bool cu_attn_wg_bwd(struct cu_dev *d, const struct attn_arg *a, const struct att
 {
     struct maps keys, rows;
 
-    if (!n->packed || !cu_attn_wg_real() || a->hd > 128 || a->group > N ||
+    const int64_t tile = a->hd > 128 ? rows_mem<256, 256>::KEYS : 128;
+
+    if (!n->packed || !cu_attn_wg_real() || (a->hd > 128 && a->hd != 256) || a->group > N ||
             !cu_attn_map(&rows.q, q, a->hd, a->group, a->per / a->group) ||
             !cu_attn_map(&rows.g, dout, a->hd, a->group, a->per / a->group) ||
-            !cu_attn_map(&rows.k, k, a->hd, 1, 128) || !cu_attn_map(&rows.v, v, a->hd, 1, 128) ||
+            !cu_attn_map(&keys.k, k, a->hd, 1, 128) || !cu_attn_map(&keys.v, v, a->hd, 1, 128) ||
+            !cu_attn_map(&rows.k, k, a->hd, 1, tile) || !cu_attn_map(&rows.v, v, a->hd, 1, tile) ||
             !cu_attn_map(&keys.q, q, a->hd, a->group, N / a->group) ||
             !cu_attn_map(&keys.g, dout, a->hd, a->group, N / a->group))
         return false;
-    keys.k = keys.p = rows.p = rows.k;
-    keys.v = rows.v;
+    keys.p = rows.p = rows.k;
     keys.khead = keys.vhead = a->hd;
     if (a->hd <= 64)
         bwd_run<64, 64>(d, a, n, &keys, &rows);
-    else
+    else if (a->hd <= 128)
         bwd_run<128, 128>(d, a, n, &keys, &rows);
+    else
+        bwd_run<256, 256>(d, a, n, &keys, &rows);
     return true;
 }
 

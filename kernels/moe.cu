@@ -9,11 +9,103 @@ void cu_moe_mm(struct cu_dev *d, enum moe_form form, const struct moe_mm *g, boo
         cu_moe_simt(d, form, g);
 }
 
+/* Routers: F32 numbers are sums of three BF16 ones, what rounding leaves each time, so that products with
+ * them are BF16 products with F32 sums. Row r of X goes to rows
+ * r + i BAND from column i COL on, i being 0, 1, 2. */
+struct pieces_arg {
+    const float *x;
+    bf16 *to;
+    int64_t ldx, ldt, cols, band, col;
+    int which[3];               /* the piece that stands at each of the three places */
+};
+
+static __global__ void __launch_bounds__(128) pieces_k(const __grid_constant__ pieces_arg a)
+{
+    const int64_t r = blockIdx.x;
+
+    for (int64_t c = threadIdx.x; c < a.cols; c += blockDim.x) {
+        float left = a.x[r * a.ldx + c];
+        bf16 p[3];
+
+#pragma unroll
+        for (int i = 0; i < 3; i++) {
+            p[i] = __float2bfloat16_rn(left);
+            left -= __bfloat162float(p[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < 3; i++) {
+            int k = a.which[i];
+
+            a.to[(r + i * a.band) * a.ldt + i * a.col + c] = !k ? p[0] : k == 1 ? p[1] : p[2];
+        }
+    }
+}
+
+/* logits = the sum of three columns, the smallest first. */
+static __global__ void __launch_bounds__(128) pieces_sum_k(float *y, int64_t ld, const float *c, int E)
+{
+    const int64_t t = blockIdx.x;
+
+    for (int e = threadIdx.x; e < E; e += blockDim.x)
+        y[t * ld + e] = c[(t * 3 + 2) * E + e] + c[(t * 3 + 1) * E + e] + c[t * 3 * E + e];
+}
+
+static bool by_pieces(const struct tw_tensor *x, const struct tw_mat *w)
+{
+    return x->dtype == TW_BF16 && w->dtype == TW_F32 && w->rows % 8 == 0 && w->cols % 8 == 0 &&
+            x->ld % 8 == 0 && (uintptr_t)x->data % 16 == 0 && x->rows;
+}
+
+static void logits_by_pieces(struct cu_dev *d, struct tw_tensor *logits, const struct tw_tensor *x,
+        const struct tw_mat *w)
+{
+    int64_t E = w->rows, D = w->cols;
+    bf16 *b = (bf16 *)cu_scratch(d, CU_S_PART, (size_t)(3 * E * D * 2 + x->rows * 3 * E * 4));
+    float *c = (float *)(b + 3 * E * D);
+    struct cu_mm p = {};
+
+    if (!b)
+        return;
+    pieces_k<<<(unsigned)E, 128, 0, d->stream>>>({ (const float *)w->data, b, cu_ld(w), D, D, E, 0,
+            { 0, 1, 2 } });
+    p.m = x->rows, p.n = 3 * E, p.k = D;
+    p.a = x->data, p.lda = x->ld, p.b = b, p.ldb = D, p.c = c, p.ldc = 3 * E;
+    p.t = TW_BF16, p.ct = TW_F32, p.alpha = 1;
+    cu_nt(d, &p);
+    pieces_sum_k<<<(unsigned)x->rows, 128, 0, d->stream>>>((float *)logits->data, logits->ld, c, (int)E);
+    CU_DONE(d, "a router's logits");
+}
+
+/* dx of the three largest products of pieces; the others are below what BF16 holds. */
+static void logits_dx_by_pieces(struct cu_dev *d, struct tw_tensor *dx, bool add,
+        const struct tw_tensor *dlogits, const struct tw_mat *w)
+{
+    int64_t E = w->rows, D = w->cols, T = dx->rows;
+    bf16 *b = (bf16 *)cu_scratch(d, CU_S_PART, (size_t)(3 * E * (D + T) * 2)), *a = b + 3 * E * D;
+    struct cu_mm p = {};
+
+    if (!b)
+        return;
+    pieces_k<<<(unsigned)E, 128, 0, d->stream>>>({ (const float *)w->data, b, cu_ld(w), D, D, E, 0,
+            { 0, 0, 1 } });
+    pieces_k<<<(unsigned)T, 128, 0, d->stream>>>({ (const float *)dlogits->data, a, dlogits->ld, 3 * E, E,
+            0, E, { 0, 1, 0 } });
+    p.m = T, p.n = D, p.k = 3 * E;
+    p.a = a, p.lda = 3 * E, p.b = b, p.ldb = D, p.c = dx->data, p.ldc = dx->ld;
+    p.t = TW_BF16, p.ct = dx->dtype, p.alpha = 1, p.beta = add ? 1 : 0;
+    cu_nn(d, &p);
+    CU_DONE(d, "gradient of what a router reads");
+}
+
 static void m_logits(struct tw_dev *dev, struct tw_tensor *logits, const struct tw_tensor *x,
         const struct tw_mat *w)
 {
     struct moe_mm g = {};
 
+    if (by_pieces(x, w)) {
+        logits_by_pieces(cu(dev), logits, x, w);
+        return;
+    }
     g.a = x->data, g.ta = x->dtype, g.lda = x->ld;
     g.b = w->data, g.tb = w->dtype, g.ldb = cu_ld(w);
     g.c = logits->data, g.tc = TW_F32, g.ldc = logits->ld;
@@ -35,7 +127,10 @@ static void m_logits_bwd(struct tw_dev *dev, struct tw_tensor *dx, bool add, str
     g.E = 1, g.alpha = 1;
     g.whole = true;
     g.add = add;
-    cu_moe_mm(cu(dev), MOE_NN, &g, x->dtype == TW_F32);
+    if (by_pieces(x, w))
+        logits_dx_by_pieces(cu(dev), dx, add, dlogits, w);
+    else
+        cu_moe_mm(cu(dev), MOE_NN, &g, x->dtype == TW_F32);
     if (!dw)
         return;
     g.b = x->data, g.tb = x->dtype, g.ldb = x->ld;

@@ -184,7 +184,10 @@ static __device__ __forceinline__ void wg_mix(float *c, const uint32_t *p, uint3
 template <int HDP, int N>
 static __device__ __forceinline__ void wg_mix_any(float *c, const uint32_t *p, uint32_t y)
 {
-    if constexpr (HDP == 192) {
+    if constexpr (HDP == 256) {
+        wg_mix<128, N>(c, p, y);
+        wg_mix<128, N>(c + 64, p, y + 2 * N * 128);
+    } else if constexpr (HDP == 192) {
         wg_mix<128, N>(c, p, y);
         wg_mix<64, N>(c + 64, p, y + 2 * N * 128);
     } else {

@@ -145,7 +145,9 @@ static void fill(struct mixed *b)
 /* An adapter whose B is not zero: else A has no gradient. */
 static struct tw_adapter *adapter(struct mixed *b, int k, struct tw_err *err)
 {
-    struct tw_lora_opts lo = { .r = 16, .alpha = 32, .init = "gaussian" };
+    struct tw_lora_opts lo = { .r = 16, .alpha = 32, .init = "gaussian",
+        .targets = tw_model_info(b->m)->routers ? "all-linear+experts.gate_up_proj+experts.down_proj" :
+            "all-linear" };
     struct tw_adapter *a = tw_adapter_new(b->m, &lo, (uint64_t)k, true, err);
     const struct tw_params *p = a ? tw_adapter_params(a) : NULL;
 
