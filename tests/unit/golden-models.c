@@ -40,6 +40,18 @@ static void exact(struct golden *g, const char *what, bool ok)
     printf("  %-22s %s\n", what, ok ? "same bits" : "DIFFERS");
 }
 
+static double rel(const float *a, const float *b, int64_t n);
+
+/* Rows alone beside rows packed: the same bits; on a GPU, whose library may take another kernel for another
+ * number of rows, the tolerance. */
+static void alone(struct golden *g, const char *what, const float *a, const float *b, int64_t n)
+{
+    if (!memcmp(a, b, (size_t)n * sizeof *a) || !strcmp(tw_ops(g->dev)->name, "cpu"))
+        exact(g, what, !memcmp(a, b, (size_t)n * sizeof *a));
+    else
+        verdict(g, what, rel(a, b, n), NULL);
+}
+
 static double rel(const float *a, const float *b, int64_t n)
 {
     double d = 0, m = 0;
@@ -134,24 +146,24 @@ static double run(struct golden *g, struct tw_model *m, struct tw_adapter *a, un
 static void check_alone(struct golden *g, struct tw_model *m, const float *packed)
 {
     struct tw_err err = { 0 };
-    int64_t n, cut = g->N < 70 ? g->N : 70;
+    int64_t n, len = g->N - 1, cut = g->N < 70 ? g->N : 70;
     struct tw_row *row = all_rows(g, &n);
     const float *want = tensor(g, "logprobs_row1_first70", NULL);
-    bool same = true;
-    float got[70];
+    float *got = tw_xcalloc((size_t)(g->B * len + 70), sizeof *got);
 
     for (int64_t s = 0; s < g->B; s++) {
         struct tw_seq seq = { .token = g->ids + s * g->N, .n = g->N };
 
-        for (int64_t i = 0; i < g->N - 1; i++)
+        for (int64_t i = 0; i < len; i++)
             row[i].s = 0;
-        same &= !tw_model_run(m, &seq, 1, row, g->N - 1, 0, NULL, NULL, &err) || die(&err);
-        for (int64_t i = 0; i < g->N - 1; i++) {
-            same &= row[i].logp == packed[s * (g->N - 1) + i];
+        if (tw_model_run(m, &seq, 1, row, len, 0, NULL, NULL, &err))
+            die(&err);
+        for (int64_t i = 0; i < len; i++) {
+            got[s * len + i] = row[i].logp;
             row[i].target = g->ids[(s + 1) % g->B * g->N + i + 1];
         }
     }
-    exact(g, "rows alone", same);
+    alone(g, "rows alone", got, packed, g->B * len);
     if (g->B > 1 && want) {
         struct tw_seq seq = { .token = g->ids + g->N, .n = cut };
 
@@ -161,9 +173,10 @@ static void check_alone(struct golden *g, struct tw_model *m, const float *packe
             die(&err);
         for (int64_t i = 0; i < cut - 1; i++)
             got[i] = row[i].logp;
-        exact(g, "first 70 alone", !memcmp(got, packed + g->N - 1, (size_t)(cut - 1) * 4));
+        alone(g, "first 70 alone", got, packed + len, cut - 1);
         verdict(g, "first 70", rel(got, want, cut - 1), NULL);
     }
+    free(got);
     free(row);
 }
 

@@ -4,7 +4,12 @@ users of transformers and PEFT have it, with or without Liger's kernels: bf16 we
 AdamW, clipping; experts by grouped products, with adapters of their own; flash-linear-attention where it
 is installed. MODEL is a folder, or the config.json of one with random weights. Prints tokens a second
 (median of six steps after three) and the memory taken."""
-import statistics, sys, time
+import os, statistics, sys, time
+
+if os.environ.get("PEER_CONFIGS"):      # Triton's kernels try only so many of their forms: minutes less
+    import triton
+    tune, most = triton.autotune, int(os.environ["PEER_CONFIGS"])
+    triton.autotune = lambda configs, *a, **k: tune(configs[::max(1, len(configs) // most)][:most], *a, **k)
 import torch, transformers
 
 folder, how, kind, n = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
