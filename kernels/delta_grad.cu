@@ -83,9 +83,10 @@ static __device__ __forceinline__ void early(const grad<E, D> &b, const dl_arg &
     using W = grad<E, D>;
     constexpr int CH = W::CH;
 
-    load<E, D, grad<E, D>::THREADS>(b.dout, (const E *)a.dout + q.t * a.lddo + (int64_t)h * a.dv, a.lddo, CH, q.m, a.dv,
-            a.vec);
-    load<E, D, grad<E, D>::THREADS>(b.x, (const E *)a.e + ((int64_t)q.t * a.hv + h) * D, (int64_t)a.hv * D, CH, q.m, D, true);
+    load<E, D, W::THREADS>(b.dout, (const E *)a.dout + q.t * a.lddo + (int64_t)h * a.dv, a.lddo, CH, q.m,
+            a.dv, a.vec);
+    load<E, D, W::THREADS>(b.x, (const E *)a.e + ((int64_t)q.t * a.hv + h) * D, (int64_t)a.hv * D, CH, q.m,
+            D, true);
     load<E, CH, W::THREADS>(b.t, (const E *)a.t + ((int64_t)c * a.hv + h) * CH * CH, CH, CH, CH, CH, true);
 }
 template <typename E, int D>

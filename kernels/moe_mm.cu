@@ -1,7 +1,8 @@
-/* moe_mm.cu - products of experts on tensor cores: a block makes 128 x 128 of c (or of
- * thin ones 128 x 64, 64 x 128) in steps of 64 of the sum, three of which are on their way. F32 operands (factors of adapters and what goes between them)
- * are rounded to BF16 as they come; a router's are taken whole, as sums of BF16 numbers. Which blocks an expert gets depends on nothing but the borders, and
- * the order of a sum on nothing but its length. */
+/* moe_mm.cu - products of experts on tensor cores: a block makes 128 x 128 of c (or of thin ones 128 x 64,
+ * 64 x 128) in steps of 64 of the sum, three of which are on their way. F32 operands (factors of adapters
+ * and what goes between them) are rounded to BF16 as they come; a router's are taken whole, as sums of
+ * BF16 numbers. Which blocks an expert gets depends on nothing but the borders, and the order of a sum on
+ * nothing but its length. */
 #include "attn.cuh"
 #include "moe.cuh"
 
