@@ -252,8 +252,8 @@ static int32_t alignment(const struct cu_mm *p)
 
 static void multiply(struct cu_dev *d, const struct cu_mm *q, bool ta, bool tb)
 {
-    struct key k = { q->m, q->n, q->k, q->lda, q->ldb, q->ldc, q->batch, q->sa, q->sb, q->sc, ta, tb, q->t, q->ct, q->beta != 0,
-        alignment(q) };
+    struct key k = { q->m, q->n, q->k, q->lda, q->ldb, q->ldc, q->batch, q->sa, q->sb, q->sc, ta, tb,
+        q->t, q->ct, q->beta != 0, alignment(q) };
     struct plan *p;
     bool trial;
     int i;
