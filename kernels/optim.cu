@@ -353,8 +353,8 @@ static void d_adamw_steps(struct tw_dev *dev, const struct tw_adamw_item *item, 
     }
 }
 
-static const struct tw_optim_ops optim = { cu_muon, cu_muon_scratch, d_adamw_sums, d_adamw_steps, cu_adamw_small,
-    cu_small_get, cu_small_put };
+static const struct tw_optim_ops optim = { cu_muon, cu_muon_scratch, d_adamw_sums, d_adamw_steps,
+    cu_adamw_small, cu_small_get, cu_small_put };
 
 void cu_optim_ops(struct tw_ops *o)
 {

@@ -216,7 +216,8 @@ struct tok_find {
     int digits;                         /* most numeric characters in a match; 0: no limit */
     bool marks;                         /* letters include marks */
     struct tw_str lit;
-    pcre2_code *re, *late;              /* late: instead of re, for texts that tok_find_for() finds to need it */
+    pcre2_code *re, *late;              /* late: instead of re, for texts that tok_find_for() finds
+                                         * to need it */
 };
 struct tok_enc;
 /* The pattern as PCRE2 is to have it; what we do not support fails (tok_regex.c). LATE: also for texts with
