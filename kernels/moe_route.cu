@@ -2,6 +2,7 @@
  * experts by a stable counting sort: how often each piece of the choices names an expert, where each
  * piece's begin, and each choice's own place. */
 #include "moe.cuh"
+#include "best.cuh"
 
 #define WARPS 4                 /* tokens of a block */
 #define PIECE 512               /* choices sorted by a warp */
@@ -16,26 +17,6 @@ struct route_arg {
     int32_t *choice;
     float *weight;
 };
-
-/* The lowest of the largest of N scores; NAN ones lose. Every lane gets it. */
-static __device__ __forceinline__ int best(const float *x, int n)
-{
-    int lane = threadIdx.x % 32, at = n;
-    float top = NAN;
-
-    for (int i = lane; i < n; i += 32)
-        if (x[i] > top || top != top)
-            top = x[i], at = i;
-#pragma unroll
-    for (int o = 16; o; o >>= 1) {
-        float v = __shfl_xor_sync(~0u, top, o);
-        int i = __shfl_xor_sync(~0u, at, o);
-
-        if (v > top || (v == v && top != top) || (v == top && i < at))
-            top = v, at = i;
-    }
-    return at < n ? at : 0;
-}
 
 /* What a group is worth: its best member, or the sum of its best two. */
 static __device__ __forceinline__ float worth(const float *c, int n, bool two)

@@ -4,6 +4,7 @@
  * weights go through registers once, whatever the number of rows. Nothing goes to the host, and
  * grids are as large as any choice may need. */
 #include "few.cuh"
+#include "best.cuh"
 
 /* Tokens of a block of logits; pieces of 256 weights that are fetched before those are there. */
 enum { TOKENS = 8, EARLY = 8, MOST_E = 1024, MOST_K = 32 };
@@ -51,26 +52,6 @@ static __device__ __forceinline__ void norm_row(const moe_arg &a, bf16 *to, int 
         if (keep)
             stv<8>(a.xn + (int64_t)t * a.D + k, v);
     }
-}
-
-/* The lowest of the largest of N scores in shared memory; NAN ones lose. */
-static __device__ __forceinline__ int best(const float *x, int n)
-{
-    int lane = threadIdx.x % 32, at = n;
-    float top = NAN;
-
-    for (int i = lane; i < n; i += 32)
-        if (x[i] > top || top != top)
-            top = x[i], at = i;
-#pragma unroll
-    for (int o = 16; o; o >>= 1) {
-        float v = __shfl_xor_sync(~0u, top, o);
-        int i = __shfl_xor_sync(~0u, at, o);
-
-        if (v > top || (v == v && top != top) || (v == top && i < at))
-            top = v, at = i;
-    }
-    return at < n ? at : 0;
 }
 
 /* Scores of experts outside the best groups become -infinity. */
