@@ -1,6 +1,6 @@
 /* best.cuh - what a warp chooses among scores: a pass and a decode step route alike */
-#ifndef BEST_CUH
-#define BEST_CUH
+#ifndef TW_BEST_CUH
+#define TW_BEST_CUH
 #include "cu.cuh"
 
 /* The lowest of the largest of N scores; NAN ones lose. Every lane gets it. */
