@@ -15,6 +15,9 @@
 #define N 64                    /* rows of a tile of keys_k */
 #define LOG2E 1.44269504f
 
+/* Heads of 256 take keys_k twice, once for each gradient: there are no registers for both. */
+enum { DK = 1, DV = 2, DKV = 3 };
+
 /* Barriers of both kernels: what the block owns is there; a stage is there, has been read. */
 enum { B_OWN, B_FULL, B_FREE = B_FULL + STAGES_MOST };
 
@@ -86,9 +89,6 @@ static __device__ __forceinline__ void put(char *tile, const float *x, float f, 
             *(uint4 *)(p + c * 8) = *(uint4 *)(tile + wg_chunk<128>(r, c));
     }
 }
-
-/* Heads of 256 take keys_k twice, once for each gradient: there are no registers for both. */
-enum { DK = 1, DV = 2, DKV = 3 };
 
 /* What keys_k goes over: queries [from, end), TOKENS a tile. */
 struct span {
