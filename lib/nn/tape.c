@@ -319,7 +319,8 @@ struct tw_var *tw_t_attn(struct tw_tape *t, const struct tw_layer *l, struct tw_
     float *lse = NULL;
     struct tw_op *op;
 
-    tw_batch_layer(t->b, l);
+    for (int64_t i = 0; t->b->states && i < a.nseq; i++)
+        t->b->attn[i].offset = l->kv_offset;
     if (t->b->states)
         t->ops->kv_put(t->dev, &k->v, &v->v, &a);
     if (t->record)

@@ -15,6 +15,14 @@
 #define PR 1
 #endif
 
+/* Panels lie in L2 or farther: wide blocks ask for what they read some steps later. A block of AVX2 has
+ * no time for it. */
+#if defined(TW_VEC_AVX512)
+#define AHEAD 512
+#else
+#define AHEAD 0
+#endif
+
 /* BF: pairs of bf16. A(r, s) is a[r * ar + s * as], where one of ar and as is the constant 1. */
 VFN void mm_block(float *restrict c, int64_t ldc, const float *restrict a, int64_t ar,
         int64_t as, const float *restrict b, int64_t bp, int64_t s, bool first, const int R,
@@ -32,8 +40,8 @@ VFN void mm_block(float *restrict c, int64_t ldc, const float *restrict a, int64
         if (bf)
             __builtin_prefetch((const char *)a + 2048);
 #pragma GCC unroll 4
-        for (int p = 0; bf && p < P; p++)
-            __builtin_prefetch((const char *)(b + p * bp + i * 16) + 1024);
+        for (int p = 0; (AHEAD || bf) && p < P; p++)
+            __builtin_prefetch((const char *)(b + p * bp + i * 16) + (bf ? 1024 : AHEAD));
 #pragma GCC unroll 4
         for (int p = 0; p < P; p++)
             w[p] = v_load(b + p * bp + i * 16);
@@ -73,6 +81,9 @@ VFN void whole_block(const struct tw_whole *t, const int P, const bool bf)
         int64_t bp = t->part[q].bp;
 
         for (int64_t i = 0; i < t->part[q].s; i++, a += MR) {
+#pragma GCC unroll 4
+            for (int p = 0; AHEAD && !bf && p < P; p++)
+                __builtin_prefetch((const char *)(b + p * bp + i * 16) + AHEAD);
 #pragma GCC unroll 4
             for (int p = 0; p < P; p++)
                 w[p] = v_load(b + p * bp + i * 16);
