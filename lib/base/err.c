@@ -1,27 +1,18 @@
 /* err.c - filling a struct tw_err. */
 #include "err.h"
+#include "escape.h"
 #include <stdio.h>
 #include <string.h>
 
-/* Copies SRC to DST of SIZE bytes, always terminated. Control characters, which could forge lines
- * of a terminal or a log, become \n, \t or \xHH; text that does not fit ends in "...". */
+/* Copies SRC to DST of SIZE bytes, always terminated and escaped; text that does not fit ends in "...". */
 static void copy_escaped(char *dst, size_t size, const char *src)
 {
-    static const char hex[] = "0123456789abcdef";
     size_t n = 0;
 
-    for (; *src; src++) {
-        unsigned char c = (unsigned char)*src;
-        char out[5] = { (char)c, 0 };
+    while (*src) {
+        char out[5];
 
-        if (c == '\n' || c == '\t' || c == '\r') {
-            out[0] = '\\';
-            out[1] = c == '\n' ? 'n' : c == '\t' ? 't' : 'r';
-        } else if (c < 0x20 || c == 0x7F) {
-            memcpy(out, "\\x", 2);
-            out[2] = hex[c >> 4];
-            out[3] = hex[c & 15];
-        }
+        src += tw_escape_next(out, src);
         size_t len = strlen(out);
 
         if (n + len + 4 > size) {               /* room for this, "..." and the NUL */

@@ -1,6 +1,7 @@
 /* log.c - notices, progress, tallies. The one state of the process that is kept here is who speaks
  * and how loudly; tw_start() sets it before any thread exists. */
 #include "log.h"
+#include "escape.h"
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -34,12 +35,36 @@ bool tw_verbose(void)
     return talk.level >= TW_VERBOSE;
 }
 
-static void say(const char *fmt, va_list ap)
+/* A line of TEXT, which may hold what files are called and records say: escaped. With MANY its own line
+ * feeds and tabs stay. */
+static void put_line(const char *text, bool many)
 {
-    char text[2048];
+    struct tw_buf line = {0};
+    char out[5];
 
-    vsnprintf(text, sizeof(text), fmt, ap);
-    fprintf(stderr, "%s%s: %s\n", talk.terminal ? "\r\033[K" : "", talk.prog, text);
+    tw_buf_printf(&line, "%s%s: ", talk.terminal ? "\r\033[K" : "", talk.prog);
+    for (const char *p = text; *p;) {
+        char c = *p;
+
+        p += tw_escape_next(out, p);
+        if (many && (c == '\n' || c == '\t'))
+            tw_buf_putc(&line, c);
+        else
+            tw_buf_puts(&line, out);
+    }
+    tw_buf_putc(&line, '\n');
+    fwrite(line.p, 1, line.n, stderr);
+    tw_buf_free(&line);
+}
+
+static void say(const char *fmt, va_list ap, bool many)
+{
+    char *text = NULL;
+
+    if (vasprintf(&text, fmt, ap) < 0)
+        return;
+    put_line(text, many);
+    free(text);
 }
 
 void tw_notice(const char *fmt, ...)
@@ -49,7 +74,7 @@ void tw_notice(const char *fmt, ...)
     if (talk.level < TW_NORMAL)
         return;
     va_start(ap, fmt);
-    say(fmt, ap);
+    say(fmt, ap, false);
     va_end(ap);
 }
 
@@ -60,7 +85,7 @@ void tw_info(const char *fmt, ...)
     if (talk.level < TW_VERBOSE)
         return;
     va_start(ap, fmt);
-    say(fmt, ap);
+    say(fmt, ap, true);
     va_end(ap);
 }
 
@@ -243,6 +268,6 @@ void tw_tally_end(struct tw_tally *t)
     if (t->nwhy)
         tw_buf_putc(&line, ')');
     tw_buf_printf(&line, ", %s", tw_fmt_time(a, took));
-    fprintf(stderr, "%s%s: %s\n", talk.terminal ? "\r\033[K" : "", talk.prog, line.p);
+    put_line(line.p, false);
     tw_buf_free(&line);
 }

@@ -100,8 +100,8 @@ static void errors_are_escaped_and_the_first_wins(void)
     struct tw_err e = {0};
     char big[4000];
 
-    CHECK(tw_fail(&e, "a\nb", 7, "bad %s", "x\x1B[31m\ty\x7F") == -1);
-    CHECK_STR(e.msg, "bad x\\x1b[31m\\ty\\x7f");
+    CHECK(tw_fail(&e, "a\nb", 7, "bad %s", "x\x1B[31m\ty\x7F\xc2\x9b\xc2\xa0") == -1);
+    CHECK_STR(e.msg, "bad x\\x1b[31m\\ty\\x7f\\x9b\xc2\xa0");
     CHECK_STR(e.place, "a\\nb");
     CHECK(e.line == 7 && e.code == TW_EFAIL);
     tw_fail_code(&e, TW_ENETWORK, "c", 1, "second");

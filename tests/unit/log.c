@@ -67,6 +67,30 @@ static void levels(void)
     CHECK_STR(what_was_said(keep), "tw-x: a 1\ntw-x: c\n");
 }
 
+static void what_comes_from_elsewhere_stays_a_line(void)
+{
+    char text[3002];
+    struct tw_tally t;
+    int keep = listen_to_stderr();
+
+    memset(text, 'x', 3000);
+    memcpy(text + 3000, "y", 2);
+    tw_log_init("tw-x", TW_VERBOSE, 0);
+    tw_notice("a\nb\x1b[2J\xc2\x9b""0mé%s", "\r");
+    tw_info("a\n\tb\x1b");
+    tw_notice("%s", text);                      /* to its end */
+    tw_tally_start(&t);
+    t.in = 1;
+    tw_tally_skip(&t, "a\nb", 1, "no \x1b[31m");
+    tw_tally_end(&t);
+    static const char want[] = "tw-x: a\\nb\\x1b[2J\\x9b0mé\\r\ntw-x: a\n\tb\\x1b\ntw-x: xxx";
+    const char *said = what_was_said(keep);
+
+    CHECK(!strncmp(said, want, sizeof(want) - 1));
+    CHECK(strstr(said, "xxxy\n"));
+    CHECK(strstr(said, "(no \\x1b[31m: 1 (first a\\nb:1)), 0.0 s\n"));
+}
+
 static void a_tally_counts_reasons(void)
 {
     struct tw_tally t;
@@ -169,6 +193,7 @@ int main(void)
     snprintf(metrics, sizeof(metrics), "%s/metrics", dir);
     RUN(numbers_for_people);
     RUN(levels);
+    RUN(what_comes_from_elsewhere_stays_a_line);
     RUN(a_tally_counts_reasons);
     RUN(progress_only_where_asked);
     RUN(metrics_are_lines);
