@@ -22,7 +22,7 @@ test_case 'long and short forms, values with and without =' '
 	test_equal "$(value schedule)" "\"linear\""
 	test_equal "$(value seed --seed -9223372036854775808)" -9223372036854775808
 	test_equal "$(value publish --publish on)" true
-	test_equal "$(value model --model=)" "\"\""
+	test_equal "$(value model --model==)" "\"=\""
 '
 test_case 'of an option that takes one value the last wins' '
 	test_equal "$(value batch-size -b 6 --batch-size 8)" 8
@@ -60,6 +60,29 @@ test_case 'a bad value is named with what is allowed' '
 	test_text err "--publish: '\''maybe'\'' is neither on nor off"
 	test_exit 2 opt -m x --batch-size 2>err
 	test_text err "tw-train: --batch-size: needs a value, N"
+'
+test_case 'an empty name, of an option or an operand, is refused: a variable of a script that is not set' '
+	for v in "--model=" "-m" "--server"; do
+	    test_exit 2 opt -m x "$v" "" 2>err
+	    test_equal "$(wc -l <err | tr -d " ")" 1
+	done
+	test_text err "tw-train: --server: an empty value; needs URL"
+	test_exit 2 opt -m x --config "" 2>err
+	test_text err "tw-train: --config: an empty value; needs FILE"
+	test_exit 2 env TW_CONFIG= opt -m x 2>err
+	test_text err "tw-train: TW_CONFIG: an empty value; needs FILE"
+	echo "model =" >c.conf
+	test_exit 2 opt --config c.conf 2>err
+	test_text err "tw-train: c.conf:1: an empty value; needs MODEL"
+	test_exit 2 opt -m x a "" b 2>err
+	test_text err "tw-train: operand 2 is empty; see tw-train --help"
+	for c in tw-fetch tw-preprocess tw-encode tw-train tw-sample tw-reward tw-serve; do
+	    test_exit 2 $c "" 2>err
+	    test_text err "$c: operand 1 is empty"
+	done
+	test_exit 2 tw-serve -m tiny --state "" 2>err
+	test_text err "tw-serve: --state: an empty value; needs DIR"
+	test_equal "$(ls)" "$(printf "c.conf\nerr")"
 '
 test_case 'a needed option is asked for' '
 	test_exit 2 opt a 2>err

@@ -128,7 +128,8 @@ static int short_options(const struct tw_cmd *cmd, char **argv, int i, struct gi
     return 1;
 }
 
-/* Parses ARGV; moves the operands to ARGV[1..], returns their number, -1 on an error. */
+/* Parses ARGV; moves the operands to ARGV[1..], returns their number, -1 on an error. An empty operand
+ * is what a script's variable leaves that is not set. */
 static int scan_argv(const struct tw_cmd *cmd, int argc, char **argv, struct given *g, int *n,
         struct tw_err *err)
 {
@@ -137,7 +138,9 @@ static int scan_argv(const struct tw_cmd *cmd, int argc, char **argv, struct giv
 
     for (int i = 1; i < argc; i += took) {
         took = 1;
-        if (only_operands || argv[i][0] != '-' || !argv[i][1]) {
+        if (!argv[i][0]) {
+            return tw_fail(err, NULL, 0, "operand %d is empty; see %s --help", operands + 1, cmd->name);
+        } else if (only_operands || argv[i][0] != '-' || !argv[i][1]) {
             argv[++operands] = argv[i];
         } else if (!strcmp(argv[i], "--")) {
             only_operands = true;
@@ -244,7 +247,7 @@ int tw_start(const struct tw_cmd *cmd, void *opts, int argc, char **argv)
     if (operands < 0 || set_defaults(cmd, opts, &err))
         misuse(cmd, &err);
     config = config_path(cmd, g, n);
-    if ((config && tw_opt_config(cmd, opts, config, &err)) || tw_opt_env(cmd, opts, &err) ||
+    if ((config && *config && tw_opt_config(cmd, opts, config, &err)) || tw_opt_env(cmd, opts, &err) ||
             set_given(opts, g, n, &err) || check_needed(cmd, opts, &err))
         misuse(cmd, &err);
     free(g);

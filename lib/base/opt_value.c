@@ -168,6 +168,9 @@ int tw_opt_set(const struct tw_opt *o, void *opts, const char *value, const char
     const char **grown;
     int i;
 
+    /* a file, a folder or a name that is empty comes from a variable of a script that is not set */
+    if (!*value && (o->kind == TW_KSTR || o->kind == TW_KLIST) && strcmp(tw_opt_meta(o), "TEXT"))
+        return tw_fail(err, place, line, "an empty value; needs %s", tw_opt_meta(o));
     switch (o->kind) {
     case TW_KSTR:
         *(const char **)field = value;

@@ -66,7 +66,7 @@ static int not_a_folder(const char *name, const char *what, struct tw_err *err)
     size_t n = strlen(name);
 
     if (!n)
-        return tw_fail(err, NULL, 0, "the %s is an empty name", what);
+        return tw_fail(err, NULL, 0, "an empty name where %s is wanted", what);
     if (tw_is_file(name) && n > 5 && !strcmp(name + n - 5, ".gguf"))
         return tw_fail(err, name, 0, "is a GGUF file: make a folder of it with tw-fetch %s", name);
     if (tw_is_file(name))
