@@ -94,6 +94,18 @@ test_case 'a signal while records are read ends it at once, and nothing is in th
 	    rm -rf r
 	done
 '
+test_case 'data of a run that never began is not that of the next one' '
+	test_exit 1 tw-train -m "$BASE" -o r </dev/null 2>err
+	[ ! -e r ]
+	test_exit 1 tw-train -m "$BASE" -o r --eval missing <"$TMP/d.jsonl" 2>err
+	[ ! -e r ]
+	tw-train -m "$BASE" -o a --lora r=2 --epochs 2 <"$TMP/d.jsonl"
+	mkdir r
+	cp a/data-0.tws r/                          # as kill -9 leaves it
+	test_exit 1 tw-train -m "$BASE" -o r --lora r=2 --epochs 2 </dev/null 2>err
+	test_text err "tw-train: stdin: no sample has a token to train on (0 records read)"
+	[ ! -e r ]
+'
 test_case 'killed before the first checkpoint, it begins again' '
 	mkdir r
 	echo "{}" >r/config.json

@@ -12,6 +12,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+/* What open_records() spools: data-N.tws, data-eval-N.tws. */
+static bool is_spool(const char *name)
+{
+    size_t n = strlen(name);
+
+    return !strncmp(name, "data-", 5) && n > 4 && !strcmp(name + n - 4, ".tws");
+}
+
 /* Does RUN hold anything but what a run leaves that never began (its lock, spooled data)? */
 static bool in_use(const char *run)
 {
@@ -22,19 +30,20 @@ static bool in_use(const char *run)
     if (!d)
         return false;
     while (!yes && (e = readdir(d)))
-        yes = e->d_name[0] != '.' && strcmp(e->d_name, "lock") && strncmp(e->d_name, "data-", 5);
+        yes = e->d_name[0] != '.' && strcmp(e->d_name, "lock") && !is_spool(e->d_name);
     closedir(d);
     return yes;
 }
 
-/* Removes files that a killed process was writing: ".NAME.tmp-PID". */
-static void sweep(const char *run)
+/* Removes files that a killed process was writing: ".NAME.tmp-PID"; with SPOOLS the data of a run that never
+ * began, too, which would stand for a stdin that has nothing to say. */
+static void sweep(const char *run, bool spools)
 {
     DIR *d = opendir(run);
     struct dirent *e;
 
     while (d && (e = readdir(d)))
-        if (e->d_name[0] == '.' && strstr(e->d_name, ".tmp-")) {
+        if ((e->d_name[0] == '.' && strstr(e->d_name, ".tmp-")) || (spools && is_spool(e->d_name))) {
             char *path = tw_path_join(run, e->d_name);
 
             unlink(path);
@@ -70,7 +79,7 @@ int tw_run_enter(struct tw_trainer *t, struct tw_err *err)
     if (!ret && tw_train_publishes(t))
         tw_run_unpublish(t);            /* at once: a sampler that sees the lock trusts policy.json */
     if (!ret)
-        sweep(run);
+        sweep(run, !t->o->resume);
     free(path);
     return ret;
 }
@@ -84,6 +93,7 @@ void tw_run_leave(struct tw_trainer *t)
     if (t->lock < 0)
         return;
     if (!in_use(run)) {
+        sweep(run, true);
         lock = tw_path_join(run, "lock");
         unlink(lock);
         rmdir(run);
