@@ -1,4 +1,4 @@
-/* mem.h - small host memory. Running out of it aborts with a message (weights and device memory are
+/* mem.h - small host memory. Running out of it ends the process with a message (weights and device memory are
  * ordinary errors and do not come from here). Three lifetimes: the process; the record or step (an
  * arena, reset each time round); the device (lib/nn). */
 #ifndef TW_MEM_H
@@ -41,7 +41,7 @@ struct tw_arena {
     size_t used, total;
     size_t limit;                   /* 0: none; else more than this in total aborts the request */
 };
-void *tw_arena_alloc(struct tw_arena *a, size_t n);         /* zeroed; aborts when out of memory */
+void *tw_arena_alloc(struct tw_arena *a, size_t n);         /* zeroed; ends the process when out of memory */
 void *tw_arena_dup(struct tw_arena *a, const void *p, size_t n); /* copy, NUL-terminated */
 struct tw_str tw_arena_str(struct tw_arena *a, struct tw_str s);
 char *tw_arena_printf(struct tw_arena *a, const char *fmt, ...)
