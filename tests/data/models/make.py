@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Makes CASES in this folder: usage: make.py [OUT [CASE..]]
+or, of a folder that is there, AdamW's steps again with another eps: make.py OUT --eps EPS CASE
 Needs torch, transformers, peft. The form is that of README.md; the other folders were made likewise."""
 import json, os, sys, torch, transformers
 from peft import LoraConfig, get_peft_model
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 OUT = sys.argv[1] if len(sys.argv) > 1 else os.path.dirname(os.path.abspath(__file__))
 B, N, V = 2, 80, 96
@@ -44,8 +45,8 @@ def logprobs(logits, ids):
 
 
 def loss_of(m, ids, labels):
-    return torch.nn.functional.cross_entropy(m(input_ids=ids).logits[:, :-1].reshape(-1, V), labels[:, 1:].reshape(-1),
-                                             ignore_index=-100)
+    logits = m(input_ids=ids).logits[:, :-1].flatten(0, 1)
+    return torch.nn.functional.cross_entropy(logits, labels[:, 1:].reshape(-1), ignore_index=-100)
 
 
 def adamw(m, ids, labels, lr, betas, wd, clip, last, eps):
@@ -127,6 +128,19 @@ def make(name, cls, kw):
         old_spelling(os.path.join(out, 'config.json'))
 
 
+def steps_again(out, eps):
+    e = json.load(open(os.path.join(out, 'expected.json')))
+    t = load_file(os.path.join(out, 'expected.safetensors'))
+    m = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, attn_implementation='eager')
+    a = e['adamw']
+    e['adamw'] = adamw(m, t['input_ids'].long(), t['labels'].long(), a['lr'], a['betas'], a['weight_decay'], a['clip'],
+                       True, eps)
+    json.dump(e, open(os.path.join(out, 'expected.json'), 'w'), indent=1)
+
+
+if '--eps' in sys.argv[2:]:
+    steps_again(os.path.join(OUT, sys.argv[4]), float(sys.argv[3]))
+    sys.exit()
 for name, (cls, kw) in CASES.items():
     if len(sys.argv) < 3 or name in sys.argv[2:]:
         make(name, cls, kw)
