@@ -206,9 +206,11 @@ static __global__ void __launch_bounds__(256, NB > 1 ? 1 : 2) wg_k(const __grid_
         stage_tail<FORM, NB>(smem, g, p);
         wg_publish();
         __syncthreads();
-        wg_fence();
-        for (int k = 0; k * 16 < g.tail.r; k++)
+        for (int k = 0; k * 16 < g.tail.r; k++) {
+            wg_fence();         /* registers may move between the rounds of a loop */
             product<FORM, NB>(c, base, wg, k);
+        }
+        wg_fence();
         wg_commit();
         wg_wait<0>();
         hold<NB>(c);
