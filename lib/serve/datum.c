@@ -22,6 +22,16 @@ static float load_f32(const char *p)
     return v;
 }
 
+static int64_t integer(const struct tw_tensor_in *t, int64_t i)
+{
+    int32_t v;
+
+    if (!t->kept)
+        return load_i64(t->data + 8 * i);
+    memcpy(&v, t->data + 4 * i, sizeof v);
+    return v;
+}
+
 static size_t width(const struct tw_tensor_in *t)
 {
     return t->is_int ? sizeof(int64_t) : sizeof(float);
@@ -158,11 +168,23 @@ static const struct tw_tensor_in *find(const struct tw_datum_raw *raw, const cha
     return t;
 }
 
+static bool all_finite(const float *x, int64_t n)
+{
+    uint32_t bad = 0, bits;
+
+    for (int64_t i = 0; i < n; i++) {
+        memcpy(&bits, x + i, sizeof bits);
+        bad |= (bits & 0x7F800000) == 0x7F800000;
+    }
+    return !bad;
+}
+
 /* One input as floats of the shape of the targets. *OUT stays NULL when it may be absent and is. */
 static int floats(const float **out, const struct tw_datum_raw *raw, const struct tw_datum_in *d,
         const char *name, bool needed, struct tw_arena *a, const char *where, struct tw_err *err)
 {
     const struct tw_tensor_in *t = find(raw, name);
+    int64_t bad = 0;
     float *x;
 
     if (!t)
@@ -170,20 +192,64 @@ static int floats(const float **out, const struct tw_datum_raw *raw, const struc
     if (t->dim[0] != d->n || (t->ndim == 2 ? t->dim[1] : 1) != d->k)
         return tw_fail(err, NULL, 0, "%s.%s: %" PRId64 " numbers do not fit %" PRId64 " tokens of "
                 "%" PRId64 " targets each", where, name, t->n, d->n, d->k);
-    *out = x = tw_arena_alloc(a, (size_t)t->n * sizeof *x + 1);
-    for (int64_t i = 0; i < t->n; i++) {
-        x[i] = t->is_int ? (float)load_i64(t->data + 8 * i) : load_f32(t->data + 4 * i);
-        if (!isfinite(x[i]))
-            return tw_fail(err, NULL, 0, "%s.%s[%" PRId64 "] is not finite (NonFiniteInTensor)",
-                    where, name, i);
+    if (t->is_int) {
+        x = tw_arena_alloc(a, (size_t)t->n * sizeof *x + 1);
+        for (int64_t i = 0; i < t->n; i++)
+            x[i] = (float)integer(t, i);
+    } else {
+        x = t->kept ? (float *)(uintptr_t)t->data : tw_arena_dup(a, t->data, (size_t)t->n * sizeof *x);
     }
-    return 0;
+    *out = x;
+    if (all_finite(x, t->n))
+        return 0;
+    while (isfinite(x[bad]))
+        bad++;
+    return tw_fail(err, NULL, 0, "%s.%s[%" PRId64 "] is not finite (NonFiniteInTensor)", where, name, bad);
+}
+
+/* The first of N ids that is no token of the model; N: all are. */
+static int64_t stranger(const struct tw_limits *l, const int32_t *id, int64_t n)
+{
+    int64_t i = 0;
+
+    while (i < n && tw_is_token(l, id[i]))
+        i++;
+    return i;
+}
+
+/* Ids that came as I64 or F32 into X, up to the first that is no token: its number, or t->n. */
+static int64_t narrow(const struct tw_limits *l, const struct tw_tensor_in *t, int32_t *x)
+{
+    int64_t i;
+
+    for (i = 0; i < t->n; i++) {
+        float f = t->is_int ? 0 : load_f32(t->data + 4 * i);
+        int64_t id = t->is_int ? integer(t, i) : f >= 0 && f < 1e9F ? (int64_t)f : -1;
+
+        if (!tw_is_token(l, id) || (!t->is_int && (float)id != f))
+            break;
+        x[i] = (int32_t)id;
+    }
+    return i;
+}
+
+static int no_token(const struct tw_tensor_in *t, int64_t i, const char *where, struct tw_err *err)
+{
+    char id[32];
+
+    if (t->is_int)
+        snprintf(id, sizeof id, "%" PRId64, integer(t, i));
+    else
+        snprintf(id, sizeof id, "%.9g", (double)load_f32(t->data + 4 * i));
+    return tw_fail(err, NULL, 0, "%s.target_tokens[%" PRId64 "]: %s is not a token of this model", where,
+            i, id);
 }
 
 static int targets(struct tw_datum_in *d, const struct tw_limits *l, const struct tw_datum_raw *raw,
         bool many, struct tw_arena *a, const char *where, struct tw_err *err)
 {
     const struct tw_tensor_in *t = find(raw, "target_tokens");
+    int64_t bad;
     int32_t *x;
 
     if (!t)
@@ -195,17 +261,14 @@ static int targets(struct tw_datum_in *d, const struct tw_limits *l, const struc
     if (!d->k || (t->ndim == 2 && !many))
         return tw_fail(err, NULL, 0, "%s.target_tokens: this loss takes one target a position",
                 where);
-    d->target = x = tw_arena_alloc(a, (size_t)t->n * sizeof *x + 1);
-    for (int64_t i = 0; i < t->n; i++) {
-        float f = t->is_int ? 0 : load_f32(t->data + 4 * i);
-        int64_t id = t->is_int ? load_i64(t->data + 8 * i) : f >= 0 && f < 1e9F ? (int64_t)f : -1;
-
-        if (!tw_is_token(l, id) || (!t->is_int && (float)id != f))
-            return tw_fail(err, NULL, 0, "%s.target_tokens[%" PRId64 "]: %" PRId64 " is not a token "
-                    "of this model", where, i, id);
-        x[i] = (int32_t)id;
+    if (t->is_int && t->kept) {
+        d->target = (const int32_t *)(uintptr_t)t->data;
+        bad = stranger(l, d->target, t->n);
+    } else {
+        d->target = x = tw_arena_alloc(a, (size_t)t->n * sizeof *x + 1);
+        bad = narrow(l, t, x);
     }
-    return 0;
+    return bad < t->n ? no_token(t, bad, where, err) : 0;
 }
 
 /* The one who sent it learns of an input that nobody reads. */
@@ -256,6 +319,7 @@ int tw_datum_make(struct tw_datum_in *d, const struct tw_fb_args *f, const struc
 {
     bool policy = f->loss.policy;
     char at[64], where[96];
+    int64_t bad;
 
     snprintf(at, sizeof at, "data[%" PRId64 "]", i);
     snprintf(where, sizeof where, "%s.loss_fn_inputs", at);
@@ -265,10 +329,9 @@ int tw_datum_make(struct tw_datum_in *d, const struct tw_fb_args *f, const struc
     if (l->window && d->n > l->window)
         return tw_fail(err, NULL, 0, "%s.model_input: %" PRId64 " tokens are more than the model's "
                 "context window of %" PRId64, at, d->n, l->window);
-    for (int64_t k = 0; k < d->n; k++)
-        if (!tw_is_token(l, raw->token[k]))
-            return tw_fail(err, NULL, 0, "%s.model_input: token %" PRId32 " at position %" PRId64
-                    " is not one of this model", at, raw->token[k], k);
+    if ((bad = stranger(l, raw->token, d->n)) < d->n)
+        return tw_fail(err, NULL, 0, "%s.model_input: token %" PRId32 " at position %" PRId64
+                " is not one of this model", at, raw->token[bad], bad);
     if (unread(raw, &f->loss, where, err) || targets(d, l, raw, !policy, a, where, err))
         return -1;
     if (!policy)

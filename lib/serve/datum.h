@@ -11,6 +11,7 @@ struct tw_tensor_in {
     int ndim;                   /* 1 or 2 */
     int64_t dim[2], n;
     const char *data;
+    bool kept;                  /* data lies in the work's arena already, as I32 or F32, aligned */
 };
 /* A compressed sparse row matrix in full. ROW [dim[0] + 1] and COL [nnz] are I64; *T has name, dim and
  * type, and gets data and n. WHERE is named in errors. */

@@ -92,8 +92,8 @@ static void on_completed(void *arg, struct MHD_Connection *con, void **ctx,
     if (s->response)
         MHD_destroy_response(s->response);
     h->bodies -= s->body.cap + s->coded.cap;
-    tw_buf_free(&s->body);
-    tw_buf_free(&s->coded);
+    tw_spare_give(h->spare, &s->body);
+    tw_spare_give(h->spare, &s->coded);
     if (s->stream)
         tw_buf_free(&s->stream->buf);
     free(s->stream);
@@ -247,6 +247,7 @@ static void sweep(struct tw_httpd *h)
     if (now - h->last_sweep < 1)
         return;
     h->last_sweep = now;
+    tw_spare_sweep(h->spare, now);
     for (c = h->conns; c; c = c->next) {
         if (c->phase == TW_CONN_WORK || (c->phase == TW_CONN_REPLY && c->req && c->req->state->stream))
             continue;
@@ -352,6 +353,7 @@ struct tw_httpd *tw_httpd_open(const struct tw_httpd_opts *o, struct tw_err *err
     struct epoll_event e = { .events = EPOLLIN, .data.ptr = h };
 
     h->o = *o;
+    h->spare = tw_spare_new();
     h->listen_fd = h->epoll = -1;
     h->limit = raise_limit();
     if (read_pem(o->cert, &h->cert, err) || read_pem(o->key, &h->key, err) || tw_httpd_listen(h, err))
@@ -407,6 +409,7 @@ void tw_httpd_close(struct tw_httpd *h)
     }
     if (h->epoll >= 0)
         close(h->epoll);
+    tw_spare_unref(h->spare);
     free(h->address);
     free(h->unix_path);
     free(h->cert);

@@ -12,6 +12,7 @@
 #define TW_SERVE_HTTPD_H
 #include "base/buf.h"
 #include "base/err.h"
+#include "serve/spare.h"
 
 #define TW_REQ_SEGS 12
 
@@ -25,6 +26,8 @@ struct tw_endpoint;
 struct tw_blob {
     int refs;
     size_t n;
+    struct tw_spare *home;          /* where that buffer goes when nobody wants it any more; NULL */
+    size_t cap;
     char *p, own[];                 /* p: own, or a buffer that was taken over */
 };
 struct tw_blob *tw_blob_new(const void *p, size_t n);   /* one reference; P NULL: zeroes */

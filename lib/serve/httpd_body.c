@@ -10,7 +10,7 @@ static void reserve(struct tw_req *r)
     const char *length = tw_req_header(r, "Content-Length");
     unsigned long long n = length ? strtoull(length, NULL, 10) : 0;
 
-    tw_buf_grow(&r->state->body, n < RESERVED ? (size_t)n : RESERVED);
+    tw_spare_take(r->state->http->spare, &r->state->body, n < RESERVED ? (size_t)n : RESERVED);
 }
 
 enum MHD_Result tw_httpd_body(struct tw_req *r, const char *data, size_t n)
@@ -34,14 +34,21 @@ enum MHD_Result tw_httpd_body(struct tw_req *r, const char *data, size_t n)
     return MHD_YES;
 }
 
+/* What a frame says that it decodes to, in reason; there must be room for one byte more. */
+static size_t announced(struct tw_str coded)
+{
+    unsigned long long size = ZSTD_getFrameContentSize(coded.p, coded.n);
+
+    return size < RESERVED ? (size_t)size + 1 : 65536;
+}
+
 int tw_body_inflate(struct tw_buf *out, struct tw_str coded, size_t max)
 {
     ZSTD_inBuffer in = { coded.p, coded.n, 0 };
-    unsigned long long size = ZSTD_getFrameContentSize(coded.p, coded.n);
     ZSTD_DStream *z = ZSTD_createDStream();
     size_t n;
 
-    tw_buf_grow(out, size < RESERVED ? (size_t)size + 1 : 65536);
+    tw_buf_grow(out, announced(coded));
     do {
         size_t room = out->cap - out->n > 65536 ? out->cap - out->n - 1 : 65536;
         ZSTD_outBuffer o = { tw_buf_grow(out, room), room, 0 };
@@ -67,13 +74,14 @@ bool tw_httpd_inflate(struct tw_req *r)
 
     if (!coding || !*coding || !strcasecmp(coding, "identity"))
         return true;
+    tw_spare_take(s->http->spare, &out, announced(tw_buf_str(&s->body)));
     status = tw_body_inflate(&out, tw_buf_str(&s->body), max);
     if (status) {
         if (status == 413)
             tw_reply_error(r, 413, "the body is longer than %zu bytes when decompressed", max);
         else
             tw_reply_error(r, 400, "the body is no whole zstd frame");
-        tw_buf_free(&out);
+        tw_spare_give(s->http->spare, &out);
         return false;
     }
     s->http->bodies += out.cap;
@@ -86,10 +94,13 @@ struct tw_blob *tw_req_keep(struct tw_req *r, bool *coded)
 {
     struct tw_httpd_state *s = r->state;
     struct tw_buf *b = &s->body;
+    struct tw_blob *kept;
 
     *coded = s->coded.n && s->coded.n < s->body.n;
     if (*coded)
         b = &s->coded;
     s->http->bodies -= b->cap;
-    return tw_blob_take(b);
+    kept = tw_blob_take(b);
+    kept->home = tw_spare_ref(s->http->spare);
+    return kept;
 }

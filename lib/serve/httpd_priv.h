@@ -46,6 +46,7 @@ struct tw_httpd {
     struct tw_conn *conns;
     int64_t nconn, nparked, limit;
     size_t bodies;
+    struct tw_spare *spare;         /* memory for them */
     double last_sweep;
     bool quiet, woke;               /* woke: a request left the bench since MHD last ran */
 };

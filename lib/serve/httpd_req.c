@@ -9,8 +9,7 @@ struct tw_blob *tw_blob_new(const void *p, size_t n)
 {
     struct tw_blob *b = tw_xmalloc(sizeof *b + n + 1);
 
-    b->refs = 1;
-    b->n = n;
+    *b = (struct tw_blob){ .refs = 1, .n = n };
     b->p = b->own;
     if (p)
         memcpy(b->p, p, n);
@@ -26,7 +25,7 @@ struct tw_blob *tw_blob_take(struct tw_buf *from)
 
     if (!from->p)
         tw_buf_add(from, "", 0);
-    *b = (struct tw_blob){ .refs = 1, .n = from->n, .p = from->p };
+    *b = (struct tw_blob){ .refs = 1, .n = from->n, .cap = from->cap, .p = from->p };
     *from = (struct tw_buf){ 0 };
     return b;
 }
@@ -42,8 +41,11 @@ void tw_blob_unref(struct tw_blob *b)
 {
     if (!b || __atomic_sub_fetch(&b->refs, 1, __ATOMIC_ACQ_REL))
         return;
-    if (b->p != b->own)
+    if (b->home)
+        tw_spare_give(b->home, &(struct tw_buf){ .p = b->p, .n = b->n, .cap = b->cap });
+    else if (b->p != b->own)
         free(b->p);
+    tw_spare_unref(b->home);
     free(b);
 }
 

@@ -11,6 +11,13 @@ int tw_read_fb_json(struct tw_work *w, const struct tw_limits *l, const struct t
 /* The same from the text of the body, when it has the usual form and nothing is wrong; else false, and W
  * is as it was but for what its arena held. */
 bool tw_read_fb_fast(struct tw_work *w, const struct tw_limits *l, struct tw_str body, const char *key);
+/* read_list.c. Where the numbers of the list [P, CLOSE) end, counted from P, into AT, which has room for one
+ * more than there are commas: how many. The text goes on to END. */
+int64_t tw_list_ends(const char *p, const char *close, const char *end, uint32_t *at);
+/* The N of them, as I32, as F32: false for what is to be read, or refused, by the reader of trees. Before P and
+ * behind the list there are 24 and 8 more characters. */
+bool tw_list_integers(const char *p, const uint32_t *at, int64_t n, int32_t *out);
+bool tw_list_floats(const char *p, const uint32_t *at, int64_t n, float *out);
 /* loss_fn_config as ",key=value.."; C may be NULL. */
 int tw_read_settings(const struct tw_json *c, struct tw_buf *out, struct tw_err *err);
 int tw_read_sample(struct tw_work *w, const struct tw_limits *l, const struct tw_json *body,

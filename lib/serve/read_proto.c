@@ -212,6 +212,8 @@ static int datum(struct tw_arena *a, struct tw_str text, struct tw_datum_raw *ra
     }
     if (bad)
         return bad;
+    if (!spans)
+        return 0;
     raw->sampled = tw_arena_alloc(a, (size_t)raw->n + 1);
     raw->span = tw_arena_alloc(a, (size_t)spans * sizeof *raw->span + 1);
     for (m = tw_pb(text); tw_pb_next(&m, &f) > 0;)

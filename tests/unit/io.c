@@ -153,6 +153,22 @@ static void digests(void)
     CHECK_INT(tw_crc32c(tw_crc32c(0, up, 5), up + 5, 27), 0x46DD794Eu);
 }
 
+/* What is long is summed in thirds: to the same as byte after byte. */
+static void long_crc(void)
+{
+    enum { N = 70001 };
+    static unsigned char x[N];
+    uint32_t crc = 7;
+
+    for (int i = 0; i < N; i++)
+        x[i] = (unsigned char)(i * 2654435761u >> 13);
+    for (int n = 1; n <= N; n++) {
+        crc = tw_crc32c(crc, x + n - 1, 1);
+        if ((n > 4090 && n < 4130) || n % 7919 == 0 || n == N)
+            CHECK_INT(tw_crc32c(7, x, (size_t)n), crc);
+    }
+}
+
 static void share_and_cache(void)
 {
     setenv("TW_SHARE", "/x/share", 1);
@@ -217,6 +233,7 @@ int main(int argc, char **argv)
     RUN(folders);
     RUN(paths);
     RUN(digests);
+    RUN(long_crc);
     RUN(sha256_both_ways);
     RUN(share_and_cache);
     tw_rmtree(dir, NULL);

@@ -108,8 +108,56 @@ static void what_is_wrong_is_the_trees(void)
     tw_buf_free(&b);
 }
 
+/* A list in the middle of some text; how many numbers it has, -1 when it is left to the tree. */
+static int64_t list(const char *text, int32_t *x, float *f)
+{
+    char all[4096];
+    int n = snprintf(all, sizeof all, "%32s[%s]%12s", "", text, "");
+    const char *p = all + 33, *close = p + strlen(text);
+    uint32_t at[512];
+    int64_t count = tw_list_ends(p, close, all + n, at);
+
+    return (x ? tw_list_integers(p, at, count, x) : tw_list_floats(p, at, count, f)) ? count : -1;
+}
+
+static void lists_of_numbers(void)
+{
+    static const char *const bad[] = { "1,", ",1", ",", "01", "-", "+1", "1 2", "1.5", "1e3", "2147483648",
+        "-2147483649", "12345678901", "1,,2", "\"1\"", "0x1", "1\0012", "9999999999", "- 1" };
+    static const char *const odd[] = { "1,", "1.", ".5", "-.5", "1e", "1.2.3", "0.1 2", "nan", "01.5", "1.5x", "--1" };
+    int32_t x[512];
+    float f[512];
+
+    for (uint64_t seed = 0; seed < 300; seed++) {
+        static const int64_t ten[] = { 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000, 1000000000,
+            2147483648 };
+        struct tw_buf b = { 0 };
+        int32_t want[200];
+        int n = (int)(seed * 7 % 200);
+        bool same = true;
+
+        for (int i = 0; i < n; i++) {
+            uint64_t r = tw_rand64(9, seed, (uint64_t)i);
+
+            want[i] = (int32_t)((int64_t)(r >> 20) % ten[r % 10]) * (r >> 8 & 1 ? -1 : 1);
+            tw_buf_printf(&b, "%s%s%d%s", i ? "," : "", r >> 9 & 3 ? "" : " \n", want[i], r >> 11 & 7 ? "" : "\t");
+        }
+        CHECK_INT(list(b.p ? b.p : " ", x, NULL), n);
+        for (int i = 0; i < n; i++)
+            same &= x[i] == want[i];
+        CHECK(same);
+        tw_buf_free(&b);
+    }
+    CHECK(list("-2147483648, 2147483647 ", x, NULL) == 2 && x[0] == INT32_MIN && x[1] == INT32_MAX);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        CHECK_INT(list(bad[i], x, NULL), -1);
+    for (size_t i = 0; i < sizeof odd / sizeof *odd; i++)
+        CHECK_INT(list(odd[i], NULL, f), -1);
+}
+
 int main(void)
 {
+    RUN(lists_of_numbers);
     RUN(the_same_numbers);
     RUN(what_is_wrong_is_the_trees);
     return test_end();
