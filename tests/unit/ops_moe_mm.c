@@ -106,6 +106,7 @@ static void forward(bool gather, enum tw_dtype t, int slot)
                 dx[p * IN + i] += v * (double)dy[p * OUT + o];
             }
     DEVS(h) {
+        int at = slot + (t == TW_BF16 ? 2 * h->bits16 : 0);
         struct tw_dispatch s = put_dispatch(h);
         struct tw_mat m = put_experts(h, w, t);
         struct tw_tensor in = help_tensor(h->d, x, rows, IN, IN + 2);
@@ -115,8 +116,8 @@ static void forward(bool gather, enum tw_dtype t, int slot)
 
         MOE(experts, &out, &in, &m, &s, gather);
         MOE(experts_dx, &din, &dout, &m, &s);
-        check(h, &out, y, 3e-5, slot, "experts");
-        check(h, &din, dx, 3e-5, slot + 1, "experts_dx");
+        check(h, &out, y, 3e-5, at, "experts");
+        check(h, &din, dx, 3e-5, at + 1, "experts_dx");
         tw_ops(h->d)->free(h->d, in.data), tw_ops(h->d)->free(h->d, dout.data);
         tw_ops(h->d)->free(h->d, m.data);
         drop(h, &s);
