@@ -93,10 +93,16 @@ struct config {
     uint8_t rows[16];
 };
 
+/* A thread keeps its configuration: to load one takes as long as a small block. */
 AMX static void load_config(int r0, int r1, int P)
 {
+    static _Thread_local int have;
     struct config c __attribute__((aligned(64))) = { .palette = 1 };
+    int want = r0 << 16 | r1 << 8 | P;
 
+    if (have == want)
+        return;
+    have = want;
     for (int t = 0; t < 8; t++) {
         int row1 = t == 2 || t == 3 || t == 5, panel1 = t == 1 || t == 3 || t == 7;
 
@@ -172,7 +178,6 @@ AMX void tw_amx_mm16(float *c, int64_t ldc, const uint32_t *a, const uint32_t *b
         BODY(0, 1);
     else
         BODY(0, 0);
-    _tile_release();
 }
 
 /* The products of a part onto tiles 0..3, 32 rows. */
@@ -227,6 +232,13 @@ AMX static void begin(const struct tw_whole *w, float *sum, int P)
         }
         return;
     }
+    if (w->n == 32) {           /* two whole panels */
+        _tile_loadd(0, w->from, w->ldf * 4);
+        _tile_loadd(1, w->from + 16, w->ldf * 4);
+        _tile_loadd(2, w->from + 16 * w->ldf, w->ldf * 4);
+        _tile_loadd(3, w->from + 16 * w->ldf + 16, w->ldf * 4);
+        return;
+    }
     tw_kern_avx512bf16.epis(sum, 32, w->from, w->ldf, 32, w->n, 1, NULL, NULL, 0);
     __asm__ volatile("" : : "r"(sum) : "memory");
     _tile_loadd(0, sum, 128);
@@ -247,6 +259,7 @@ AMX void tw_amx_whole16(const struct tw_whole *all, int P)
     load_config(16, 16, P);
     for (int64_t n = w.blocks; n > 0; n--, tw_whole_next(&w, 32)) {
         tw_whole_ahead(&w, 32);
+        tw_ask(&w.next);
         begin(&w, sum, P);
         __asm__ volatile("" : : "r"(sum) : "memory");
         for (int q = 0; q < w.parts; q++) {
@@ -267,6 +280,5 @@ AMX void tw_amx_whole16(const struct tw_whole *all, int P)
         __asm__ volatile("" : : "r"(sum) : "memory");
         finish(&w, sum);
     }
-    _tile_release();
 }
 #endif

@@ -18,6 +18,20 @@ struct tw_scan {
     int64_t ldq, ldv, ldg, ldb, ldo, lde;
 };
 
+/* What is read behind the blocks of a panel: each asks for N bytes of PANELS, which lie BP bytes apart. */
+struct tw_next {
+    const char *at;
+    int64_t n, panels, bp;
+};
+
+static inline void tw_ask(struct tw_next *x)
+{
+    for (int64_t p = 0; p < x->panels; p++)
+        for (int64_t i = 0; i < x->n; i += 64)
+            __builtin_prefetch(x->at + p * x->bp + i, 0, 2);
+    x->at += x->n;
+}
+
 /* Blocks of a product from their first step to C, mr rows each. The chain begins with FROM (NULL:
  * zero) and runs over the parts in order; A is packed, B lies in panels bp words apart. Then come
  * scale, bias and res, each rounded, and N columns are stored. */
@@ -36,6 +50,7 @@ struct tw_whole {
     const float *bias, *res;    /* NULL: none */
     int64_t ldres;
     int64_t blocks;
+    struct tw_next next;        /* of the tile unit alone */
     bool ahead;                 /* ask for the lines that a block will finish before it is summed: that
                                  * takes longer, and stores would wait for each of them */
 };
@@ -188,7 +203,8 @@ void tw_amx_whole16(const struct tw_whole *w, int P);
 
 /* Scratch buffers of the device by use; an op uses each for one thing at a time. */
 enum tw_slot { TW_SLOT_WT, TW_SLOT_X, TW_SLOT_Y, TW_SLOT_KV, TW_SLOT_LIST, TW_SLOT_ROWS,
-    TW_SLOT_LORA, TW_SLOT_OWN, TW_SLOT_MORE, TW_SLOT_CUT, TW_SLOT_STEP, TW_SLOT_DELTA, TW_NSLOT };
+    TW_SLOT_LORA, TW_SLOT_OWN, TW_SLOT_MORE, TW_SLOT_CUT, TW_SLOT_STEP, TW_SLOT_DELTA,
+    TW_SLOT_SHARE, TW_NSLOT };
 
 struct tw_cpu {
     struct tw_dev_head head;

@@ -185,7 +185,7 @@ static void side_gemm(struct tw_cpu *d, const struct tw_gemm *g, const struct tw
     tw_cpu_gemm(d, &one);
 }
 
-static struct tw_prod prod_of(struct tw_cpu *d, const struct tw_gemm *g)
+struct tw_prod tw_prod_of(struct tw_cpu *d, const struct tw_gemm *g)
 {
     struct tw_prod j = { .d = d, .g = g, .bf = g->low || g->f.bkind == TW_B_PANEL16 };
 
@@ -195,7 +195,7 @@ static struct tw_prod prod_of(struct tw_cpu *d, const struct tw_gemm *g)
 
 void tw_cpu_gemm(struct tw_cpu *d, const struct tw_gemm *g)
 {
-    struct tw_prod j = prod_of(d, g);
+    struct tw_prod j = tw_prod_of(d, g);
     int64_t items;
 
     if (g->m <= 0 || (g->n <= 0 && !g->nside))
@@ -204,6 +204,8 @@ void tw_cpu_gemm(struct tw_cpu *d, const struct tw_gemm *g)
         tw_cpu_gemm_tokens(d, g);
         return;
     }
+    if (tw_share_run(d, g, 1))
+        return;
     items = tw_strip_plan(&j);
     for (int64_t e = 0; e < g->nside && !j.sides; e++)
         side_gemm(d, g, &g->side[e]);
@@ -219,7 +221,7 @@ static int64_t plan_group(struct tw_cpu *d, struct tw_prod *j, const struct tw_g
     int64_t items = 0;
 
     for (int i = 0; i < n; i++) {
-        j[i] = prod_of(d, &g[i]);
+        j[i] = tw_prod_of(d, &g[i]);
         items = g[i].m > 0 ? tw_strip_plan(&j[i]) : 0;
         if (!items || !j[i].sides || j[i].mc != j[0].mc || j[i].s != j[0].s)
             return 0;
@@ -235,12 +237,13 @@ bool tw_cpu_gemm_fits(struct tw_cpu *d, const struct tw_gemm *g, int n)
 {
     struct tw_prod j[TW_GEMM_GROUP];
 
-    return plan_group(d, j, g, n) > 0;
+    return tw_share_fits(d, g, n) || plan_group(d, j, g, n) > 0;
 }
 
 void tw_cpu_gemm_group(struct tw_cpu *d, const struct tw_gemm *g, int n)
 {
     struct tw_prod j[TW_GEMM_GROUP];
 
-    tw_cpu_run(d, plan_group(d, j, g, n), tw_strip_job, j);
+    if (!tw_share_run(d, g, n))
+        tw_cpu_run(d, plan_group(d, j, g, n), tw_strip_job, j);
 }

@@ -19,6 +19,7 @@ struct tw_tile {
     int64_t r0, r1, p0, p1, ld;
 };
 
+struct tw_prod tw_prod_of(struct tw_cpu *d, const struct tw_gemm *g);
 /* Words of the sum of F. */
 int64_t tw_prod_words(const struct tw_prod *j, const struct tw_factors *f);
 /* Words [s0, s0 + n) of the sum of rows [r0, r1), in blocks of mr rows. */
@@ -42,5 +43,9 @@ void tw_prod_load(const struct tw_prod *j, const struct tw_tile *t, int64_t p, i
 /* Cuts C for the way of strips. Returns the items; 0: it is not for this shape. */
 int64_t tw_strip_plan(struct tw_prod *j);
 void tw_strip_job(void *prod, int64_t i, int thread);
+
+/* N products of one A that all threads pack once; false: not these. */
+bool tw_share_fits(struct tw_cpu *d, const struct tw_gemm *g, int n);
+bool tw_share_run(struct tw_cpu *d, const struct tw_gemm *g, int n);
 
 #endif

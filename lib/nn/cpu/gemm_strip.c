@@ -157,6 +157,20 @@ static void finish(const struct tw_prod *j, const struct tw_whole *w, float *c, 
     k->epis(w->c, w->ldc, c, ld, R, w->n, w->scale, w->bias, w->res, w->ldres);
 }
 
+/* What BLOCKS blocks of words [s, s + n) of a strip's sum ask for: the panels of the words behind them.
+ * Tiles are done sooner than weights come from memory. */
+static struct tw_next next_of(const struct tw_prod *j, const struct strip *e, int64_t s, int64_t n,
+        int64_t blocks)
+{
+    bool last = s + n == j->s;
+    int64_t p = last ? e->p + j->pr : e->p, to = last ? 0 : s + n, left = (j->g->n + 15) / 16 - p;
+
+    if (!j->bf || j->d->k->unit16 == 1 || blocks < 2 || left <= 0)
+        return (struct tw_next){ .n = 0 };
+    return (struct tw_next){ .at = (const char *)j->g->f.b + (p * j->s + to) * 64, .bp = j->s * 64,
+        .panels = tw_min(left, e->np), .n = tw_min(j->kc, j->s - to) * 64 / blocks };
+}
+
 /* The blocks of a strip for words [s, s + n) of the sum, the last: they are finished into C. */
 static void strip_last(const struct tw_prod *j, const struct tw_tile *t, const struct strip *e,
         int64_t s, int64_t n)
@@ -183,6 +197,7 @@ static void strip_last(const struct tw_prod *j, const struct tw_tile *t, const s
     }
     if (!s && g->cont)
         w.from = w.c;
+    w.next = next_of(j, e, s, n, w.blocks);
     if (w.blocks)
         whole(&w, e->np);
     tw_whole_next(&w, w.blocks * j->mr);
@@ -222,6 +237,7 @@ static void strip(const struct tw_prod *j, const struct tw_tile *t, const struct
     for (int64_t s = 0; s < j->s; s += j->kc) {
         int64_t n = tw_min(j->kc, j->s - s);
         const float *b = (const float *)g->f.b + (e->p * j->s + s) * 16;
+        struct tw_next next;
 
         if (e->fused && s + n == j->s) {
             strip_last(j, t, e, s, n);
@@ -229,15 +245,26 @@ static void strip(const struct tw_prod *j, const struct tw_tile *t, const struct
         }
         if (!s && g->cont)
             tw_prod_load(j, t, e->p, e->np);
-        for (int64_t r = 0; r < rows; r += j->mr)
+        next = next_of(j, e, s, n, rows / j->mr);
+        for (int64_t r = 0; r < rows; r += j->mr) {
+            tw_ask(&next);
             tw_prod_block(j, t->c + r * t->ld, t->ld, t->a + s * rows + r * n, b, j->s * 16, n,
                     !s && !g->cont, (int)tw_min(j->mr, rows - r), e->np);
+        }
     }
     if (g->nmore)
         strip_more(j, t, e);
     j->d->k->epis(g->c + t->r0 * g->ldc + e->c0, g->ldc, t->c, t->ld, rows, e->n, g->scale,
             g->bias ? g->bias + e->c0 : NULL,
             g->res ? g->res + t->r0 * g->ldres + e->c0 : NULL, g->ldres);
+}
+
+/* Words of a block of a sum of S, all of about the same length, up to KC. */
+static int64_t even_blocks(int64_t s, int64_t kc)
+{
+    int64_t blocks = (s + kc - 1) / kc;
+
+    return tw_up((s + blocks - 1) / blocks, 16);
 }
 
 /* All strips of a product for the rows that are packed. */
@@ -286,11 +313,117 @@ static int64_t row_words(const struct tw_prod *j)
     return panels + (j->g->nmore ? bases * tw_min(most, TW_KC) + TW_KC : 0);
 }
 
+/* Products whose A all threads pack and share, so that one thread reads a panel of weights once for
+ * up to SHARE_ROWS rows: for tiles, and where nothing else reads the packed rows. Those stay in L2, and
+ * panels pass through what is left of it. */
+#define SHARE_ROWS 512
+#define SHARE_WORDS ((int64_t)320 << 10)
+
+struct share {
+    struct tw_prod j[TW_GEMM_GROUP];
+    struct tw_tile t;           /* the rows that are packed */
+    int64_t per, items[TW_GEMM_GROUP];  /* strips of an item, items of a product */
+};
+
+static void share_pack(void *arg, int64_t i, int thread)
+{
+    struct share *h = arg;
+    const struct tw_prod *j = h->j;
+    int64_t rows = h->t.r1 - h->t.r0, r = i * j->mr, r0 = h->t.r0 + r;
+
+    for (int64_t s = 0; s < j->s; s += j->kc) {
+        int64_t n = tw_min(j->kc, j->s - s);
+
+        tw_prod_pack_a(j, h->t.a + s * rows + r * n, &j->g->f, r0, tw_min(h->t.r1, r0 + j->mr), s, n);
+    }
+}
+
+static void share_item(void *arg, int64_t i, int thread)
+{
+    struct share *h = arg;
+    struct tw_tile t = h->t;
+    struct strip e = { .packed = true, .fused = t.r1 - t.r0 >= h->j->mr };
+    struct tw_prod *j = h->j;
+    int64_t np;
+
+    while (i >= h->items[j - h->j])
+        i -= h->items[j++ - h->j];
+    t.c = (float *)j->d->own + (size_t)thread * TW_OWN_WORDS;
+    np = tw_min((j->g->n + 15) / 16, (i + 1) * h->per * j->pr);
+    for (e.p = i * h->per * j->pr; e.p < np; e.p += j->pr) {
+        e.np = (int)tw_min(j->pr, np - e.p);
+        e.c0 = e.p * 16;
+        e.n = tw_min(j->g->n - e.c0, e.np * 16);
+        strip(j, &t, &e);
+    }
+}
+
+static int64_t strips_of(const struct tw_prod *j)
+{
+    return (j->g->n + j->pr * 16 - 1) / (j->pr * 16);
+}
+
+static bool shares(const struct tw_prod *j, const struct tw_gemm *g)
+{
+    return j->bf && j->d->k->unit16 > 1 && in_panels(&g->f) && !g->nside && !g->nmore && g->n > 0 &&
+            g->m >= 64 && j->s > 0;
+}
+
+static bool share_open(struct share *h, struct tw_cpu *d, const struct tw_gemm *g, int n)
+{
+    const struct tw_kern *k = d->k;
+
+    for (int i = 0; i < n; i++) {
+        h->j[i] = tw_prod_of(d, &g[i]);
+        if (!shares(&h->j[i], &g[i]) || h->j[i].s != h->j->s)
+            return false;
+        h->j[i].mr = k->mr16;
+        h->j[i].pr = k->pr16;
+        h->j[i].kc = even_blocks(h->j->s, k->kc16);
+        h->j[i].strips = true;
+    }
+    return true;
+}
+
+bool tw_share_fits(struct tw_cpu *d, const struct tw_gemm *g, int n)
+{
+    struct share h;
+
+    return share_open(&h, d, g, n);
+}
+
+bool tw_share_run(struct tw_cpu *d, const struct tw_gemm *g, int n)
+{
+    struct share h;
+    int64_t rows, most, items = 0;
+
+    if (!share_open(&h, d, g, n))
+        return false;
+    most = tw_max(64, tw_min(SHARE_ROWS, SHARE_WORDS / h.j->s));
+    rows = (g->m + most - 1) / most;
+    rows = tw_up((g->m + rows - 1) / rows, h.j->mr);
+    h.t = (struct tw_tile){ .ld = h.j->pr * 16,
+        .a = tw_cpu_scratch(d, TW_SLOT_SHARE, (size_t)(rows * h.j->s) * 4) };
+    if (!h.t.a)
+        return true;
+    h.per = tw_max(1, strips_of(h.j) / (8 * d->threads));
+    for (int i = 0; i < n; i++) {
+        h.items[i] = (strips_of(&h.j[i]) + h.per - 1) / h.per;
+        items += h.items[i];
+    }
+    for (h.t.r0 = 0; h.t.r0 < g->m; h.t.r0 = h.t.r1) {
+        h.t.r1 = tw_min(g->m, h.t.r0 + rows);
+        tw_cpu_run(d, (h.t.r1 - h.t.r0 + h.j->mr - 1) / h.j->mr, share_pack, &h);
+        tw_cpu_run(d, items, share_item, &h);
+    }
+    return true;
+}
+
 int64_t tw_strip_plan(struct tw_prod *j)
 {
     const struct tw_gemm *g = j->g;
     const struct tw_kern *k = j->d->k;
-    int64_t items = 4 * j->d->threads, np = (g->n + 15) / 16, most, rows, cols, blocks, words;
+    int64_t items = 4 * j->d->threads, np = (g->n + 15) / 16, most, rows, cols, words;
     int64_t room = TW_OWN_WORDS - TW_STRIP_WORDS - 3 * 16 * TW_KC;
 
     if (!in_panels(&g->f) || g->n < 1 || j->s < 1)
@@ -313,9 +446,7 @@ int64_t tw_strip_plan(struct tw_prod *j)
     j->nc = tw_up((np + cols - 1) / cols, j->pr > 1 ? j->pr : 3);
     j->nj = (np + j->nc - 1) / j->nc;
     /* Few rows: the whole sum at once, so that a panel is read as one stream. */
-    j->kc = g->m <= 32 ? j->s : tw_min(j->s, j->bf ? k->kc16 : TW_KC);
-    blocks = (j->s + j->kc - 1) / j->kc;
-    j->kc = tw_up((j->s + blocks - 1) / blocks, 16);
+    j->kc = even_blocks(j->s, g->m <= 32 ? j->s : j->bf ? k->kc16 : TW_KC);
     j->strips = true;
     j->sides = j->nj == 1;
     j->n = 1;
