@@ -286,6 +286,23 @@ test_case 'CSV is read, every value as text' '
 	test_text out "\"content\":\"say \\\"hi\\\"\""
 	test_text out "\"content\":\"007\""
 '
+test_case 'a field that is used up and no text is an error: nothing of a row is lost' '
+	bad() { echo "$2" | test_exit 1 tw-preprocess "$1" 2>err >out; test_text err "stdin:1: $3"; [ ! -s out ]; }
+	m="\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]"
+	bad messages "{$m,\"system\":7}" "'\''system'\'' must be a string, not a number"
+	bad alpaca "{\"instruction\":\"i\",\"input\":7,\"output\":\"o\"}" "'\''input'\'' must be a string, not a number"
+	bad alpaca "{\"instruction\":\"i\",\"output\":\"o\",\"system\":[]}" "'\''system'\'' must be a string, not an array"
+	bad self-cognition,name=a,author=b "{\"instruction\":\"i\",\"input\":{},\"output\":\"o\"}" "'\''input'\'' must be a string"
+	bad sharegpt "{\"conversations\":[{\"from\":\"human\",\"value\":\"a\"}],\"system\":true}" "'\''system'\'' must be a string"
+	bad dpo "{\"prompt\":\"p\",\"chosen\":\"a\",\"rejected\":\"b\",\"system\":1}" "'\''system'\'' must be a string"
+	bad messages "{$m,\"tools\":\"x\"}" "the text in \"tools\" is no JSON: bad value"
+	bad messages "{\"messages\":[{\"role\":\"user\",\"content\":[7]}]}" "a part of content must be text or an object, not a number"
+	bad messages "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":\"x\"}]}" "the text of a tool call is no JSON: bad value"
+	bad messages "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":7,\"name\":\"f\"}]}]}" "'\''id'\'' must be a string"
+	# null is not there
+	echo "{\"instruction\":\"i\",\"input\":null,\"output\":\"o\",\"system\":null}" | tw-preprocess alpaca >out
+	test_text out "\"content\":\"i\""
+'
 test_case '-o appears whole; a full disk is a failure' '
 	tw-preprocess -q -o out "$TMP/chat.jsonl"
 	test "$(wc -l <out)" = 3

@@ -8,6 +8,12 @@ struct tw_str tw_field(const struct tw_json *row, const char *key)
     return v && v->type == TW_JSTR ? v->str : (struct tw_str){ "", 0 };
 }
 
+int tw_text(const struct tw_json *row, const char *key, struct tw_str *v, struct tw_err *err)
+{
+    *v = (struct tw_str){ "", 0 };
+    return tw_json_get_str(row, key, v, err) < 0 ? -1 : 0;
+}
+
 int tw_need(const struct tw_json *row, const char *key, struct tw_str *v, struct tw_err *err)
 {
     *v = (struct tw_str){ 0 };

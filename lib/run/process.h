@@ -31,6 +31,8 @@ const struct tw_proc_kind *tw_proc_detect(const struct tw_json *row);
 
 /* Shared by processors (process_*.c). */
 struct tw_str tw_field(const struct tw_json *row, const char *key);     /* text; empty if none */
+/* The same where it is used up: one that is there and no text would be lost, so it is an error. */
+int tw_text(const struct tw_json *row, const char *key, struct tw_str *v, struct tw_err *err);
 int tw_need(const struct tw_json *row, const char *key, struct tw_str *v, struct tw_err *err);
 void tw_put_message(struct tw_jw *w, const char *role, struct tw_str content);
 /* Every member of ROW but those in USED (ends with NULL). */

@@ -31,10 +31,9 @@ static int put_call(struct tw_jw *w, const struct tw_json *call, struct tw_err *
     if (call->type != TW_JOBJ)
         return tw_fail(err, NULL, 0, "a tool call must be an object, not %s", tw_json_type_name(call->type));
     f = f && f->type == TW_JOBJ ? f : call;
-    if (tw_need(f, "name", &name, err))
+    if (tw_need(f, "name", &name, err) || tw_text(call, "id", &id, err))
         return -1;
     tw_jw_obj(w);
-    id = tw_field(call, "id");
     if (id.n) {
         tw_jw_key(w, "id");
         tw_jw_str(w, id);
@@ -65,11 +64,12 @@ static int put_call(struct tw_jw *w, const struct tw_json *call, struct tw_err *
 static int put_calls(struct tw_jw *w, const struct tw_json *v, struct tw_err *err)
 {
     struct tw_arena a = { 0 };
+    struct tw_err why = { 0 };
     int ret = 0;
 
-    if (v->type == TW_JSTR && !(v = tw_json_parse(&a, v->str, err))) {
+    if (v->type == TW_JSTR && !(v = tw_json_parse(&a, v->str, &why))) {
         tw_arena_free(&a);
-        return -1;
+        return tw_fail(err, NULL, 0, "the text of a tool call is no JSON: %s", why.msg);
     }
     if (v->type == TW_JARR)
         for (int64_t i = 0; i < v->n && !ret; i++)
@@ -96,6 +96,9 @@ static int add_part(struct parts *p, const struct tw_json *part, struct tw_err *
         tw_buf_adds(&p->text, part->str);
         return 0;
     }
+    if (part->type != TW_JOBJ)
+        return tw_fail(err, NULL, 0, "a part of content must be text or an object, not %s",
+                tw_json_type_name(part->type));
     v = v ? v : tw_json_get(part, "text");
     if (tw_str_is(type, "tool_call") || tw_str_is(type, "function_call") || tw_str_is(type, "tool_calls")) {
         if (!v || p->ncall == 64)

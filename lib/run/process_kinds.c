@@ -45,10 +45,10 @@ static int cognition(const struct tw_proc *p, const struct tw_json *row, struct 
 {
     static const char *const used[] = { "query", "response", "instruction", "input", "output", NULL };
     bool alpaca = tw_json_get(row, "instruction") != NULL;
-    struct tw_str q, a, input = alpaca ? tw_field(row, "input") : none;
+    struct tw_str q, a, input = none;
     struct tw_buf text = { 0 };
 
-    if (tw_need(row, alpaca ? "instruction" : "query", &q, err)
+    if ((alpaca && tw_text(row, "input", &input, err)) || tw_need(row, alpaca ? "instruction" : "query", &q, err)
             || tw_need(row, alpaca ? "output" : "response", &a, err))
         return -1;
     begin_messages(w, system_or(p, TW_STR_LIT("You are a helpful assistant.")));
@@ -93,11 +93,12 @@ static int alpaca(const struct tw_proc *p, const struct tw_json *row, struct tw_
         struct tw_err *err)
 {
     static const char *const used[] = { "instruction", "input", "output", "system", "history", NULL };
-    struct tw_str ask, out, input = tw_field(row, "input"), sys = tw_field(row, "system");
+    struct tw_str ask, out, input, sys;
     const struct tw_json *history = tw_json_get(row, "history");
     struct tw_buf text = { 0 };
 
-    if (tw_need(row, "instruction", &ask, err) || tw_need(row, "output", &out, err))
+    if (tw_need(row, "instruction", &ask, err) || tw_need(row, "output", &out, err)
+            || tw_text(row, "input", &input, err) || tw_text(row, "system", &sys, err))
         return -1;
     if (history && history->type != TW_JARR)
         return tw_fail(err, NULL, 0, "\"history\" must be a list of [question, answer] pairs");
@@ -144,10 +145,12 @@ static int conversation(const struct tw_proc *p, const struct tw_json *row, cons
     const char *const used[] = { key, "system", "tools", "chosen", "rejected", NULL };
     const struct tw_json *list = tw_json_get(row, key), *tools = tw_json_get(row, "tools");
     const struct tw_json *chosen = tw_json_get(row, "chosen"), *rejected = tw_json_get(row, "rejected");
-    struct tw_str sys = tw_field(row, "system");
+    struct tw_str sys;
 
     if (!list)
         return tw_fail(err, NULL, 0, "no \"%s\"", key);
+    if (tw_text(row, "system", &sys, err))
+        return -1;
     if (!chosen != !rejected)
         return tw_fail(err, NULL, 0, "a pair needs both \"chosen\" and \"rejected\"");
     begin_messages(w, none);
@@ -158,14 +161,15 @@ static int conversation(const struct tw_proc *p, const struct tw_json *row, cons
         return -1;
     if (tools && (tools->type != TW_JSTR || tools->str.n)) {
         struct tw_arena a = { 0 };
-        const struct tw_json *parsed = tools->type == TW_JSTR ? tw_json_parse(&a, tools->str, err) : tools;
+        struct tw_err why = { 0 };
+        const struct tw_json *parsed = tools->type == TW_JSTR ? tw_json_parse(&a, tools->str, &why) : tools;
 
         tw_jw_key(w, "tools");
         if (parsed)
             tw_jw_value(w, parsed);
         tw_arena_free(&a);
         if (!parsed)
-            return -1;
+            return tw_fail(err, NULL, 0, "the text in \"tools\" is no JSON: %s", why.msg);
     }
     tw_put_rest(w, row, used);
     tw_jw_obj_end(w);
@@ -253,15 +257,18 @@ static int dpo(const struct tw_proc *p, const struct tw_json *row, struct tw_jw 
 {
     const struct tw_json *prompt = by_key(row, p->prompt);
     const struct tw_json *side[2] = { by_key(row, p->chosen), by_key(row, p->rejected) };
+    struct tw_str sys;
 
     if (!prompt || !side[0] || !side[1])
         return tw_fail(err, NULL, 0, "no \"%.*s\"",
                 (int)(!prompt ? p->prompt : !side[0] ? p->chosen : p->rejected).n,
                 (!prompt ? p->prompt : !side[0] ? p->chosen : p->rejected).p);
-    begin_messages(w, prompt->type == TW_JSTR ? system_or(p, tw_field(row, "system")) : none);
+    if (tw_text(row, "system", &sys, err))
+        return -1;
+    begin_messages(w, prompt->type == TW_JSTR ? system_or(p, sys) : none);
     if (prompt->type == TW_JSTR)
         tw_put_message(w, "user", prompt->str);
-    else if (tw_put_messages(w, prompt, system_or(p, tw_field(row, "system")), err))
+    else if (tw_put_messages(w, prompt, system_or(p, sys), err))
         return -1;
     tw_jw_arr_end(w);
     if (put_side(w, "chosen", side[0], err) || put_side(w, "rejected", side[1], err))
