@@ -163,6 +163,14 @@ test_case 'bad records are named by file, line and field' '
 	test_exit 2 tw-encode -m "$M" --mask --stats "$TMP/chat"
 	test_exit 2 tw-encode -m "$M" --truncation middle "$TMP/chat"
 '
+test_case 'what a template may pass over has its type all the same' '
+	bad() { echo "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":\"b\",$1}]}" |
+	    test_exit 1 tw-encode -m tiny --format jsonl 2>err >out; test_text err "stdin:1: messages[1].$2"; [ ! -s out ]; }
+	bad "\"tool_calls\":7" "tool_calls: expected a list, got a number"
+	bad "\"tool_calls\":[\"x\"]" "tool_calls[0]: expected an object, got a string"
+	bad "\"name\":{}" "name: expected a text, got an object"
+	bad "\"tool_call_id\":7" "tool_call_id: expected a text, got a number"
+'
 test_case 'pairs, prompts and rollouts' '
 	printf "%s\n" "{\"messages\":[{\"role\":\"user\",\"content\":\"q\"}],\"chosen\":\"yes\",\"rejected\":\"no\",\"k\":1}" >p
 	tw-encode -m "$M" --format jsonl p >out

@@ -21,17 +21,36 @@ static bool known_role(const struct tw_chat *c, struct tw_str role)
     return false;
 }
 
+/* What templates go through as a list of calls, and what they join to texts. */
+static int check_calls(const struct tw_json *m, const char *list, int64_t i, struct tw_err *err)
+{
+    static const char *const text[] = { "reasoning_content", "name", "tool_call_id" };
+    const struct tw_json *calls = tw_json_get(m, "tool_calls"), *v;
+
+    for (size_t k = 0; k < sizeof text / sizeof *text; k++)
+        if ((v = tw_json_get(m, text[k])) && v->type != TW_JSTR)
+            return tw_fail(err, NULL, 0, "%s[%lld].%s: expected a text, got %s", list, (long long)i, text[k],
+                    tw_json_type_name(v->type));
+    if (calls && calls->type != TW_JARR)
+        return tw_fail(err, NULL, 0, "%s[%lld].tool_calls: expected a list, got %s", list, (long long)i,
+                tw_json_type_name(calls->type));
+    for (int64_t k = 0; calls && k < calls->n; k++)
+        if (calls->item[k].type != TW_JOBJ)
+            return tw_fail(err, NULL, 0, "%s[%lld].tool_calls[%lld]: expected an object, got %s", list,
+                    (long long)i, (long long)k, tw_json_type_name(calls->item[k].type));
+    return 0;
+}
+
 static int check_message(const struct tw_chat *c, const struct tw_json *m, const char *list,
         int64_t i, struct tw_err *err)
 {
-    const struct tw_json *role, *content, *reason;
+    const struct tw_json *role, *content;
 
     if (m->type != TW_JOBJ)
         return tw_fail(err, NULL, 0, "%s[%lld]: expected an object, got %s", list, (long long)i,
                 tw_json_type_name(m->type));
     role = tw_json_get(m, "role");
     content = tw_json_get(m, "content");
-    reason = tw_json_get(m, "reasoning_content");
     if (!role || role->type != TW_JSTR)
         return tw_fail(err, NULL, 0, "%s[%lld].role: expected a text%s", list, (long long)i,
                 role ? "" : ", found none");
@@ -42,10 +61,7 @@ static int check_message(const struct tw_chat *c, const struct tw_json *m, const
     if (content && content->type != TW_JSTR && content->type != TW_JARR)
         return tw_fail(err, NULL, 0, "%s[%lld].content: expected a text or a list of parts, got %s",
                 list, (long long)i, tw_json_type_name(content->type));
-    if (reason && reason->type != TW_JSTR)
-        return tw_fail(err, NULL, 0, "%s[%lld].reasoning_content: expected a text, got %s", list,
-                (long long)i, tw_json_type_name(reason->type));
-    return 0;
+    return check_calls(m, list, i, err);
 }
 
 static bool is_role(const struct tw_json *m, const char *role)
