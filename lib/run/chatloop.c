@@ -19,7 +19,7 @@ struct talk {
     FILE *out;
     struct tw_session *s;
     struct tw_buf messages;     /* the list's items, comma separated */
-    bool tty, ended;
+    bool tty, ended, cut;
     int64_t turn;
 };
 
@@ -96,6 +96,9 @@ out:
     return ret;
 }
 
+/* What a terminal keeps of a line, its end not counted: what is pasted beyond that it drops without a word. */
+#define TERMINAL_LINE 4095
+
 /* 1 a line (without its end), 0 the end of input. Ctrl-C at the prompt gives an empty line. */
 static int read_line(struct talk *t, struct tw_buf *line)
 {
@@ -103,6 +106,7 @@ static int read_line(struct talk *t, struct tw_buf *line)
     ssize_t got;
 
     tw_buf_clear(line);
+    t->cut = false;
     if (t->tty) {
         fputs("> ", t->out);
         fflush(t->out);
@@ -119,8 +123,10 @@ static int read_line(struct talk *t, struct tw_buf *line)
             continue;
         if (got <= 0)
             return line->n > 0;
-        if (c == '\n')
+        if (c == '\n') {
+            t->cut = t->tty && line->n >= TERMINAL_LINE;
             return 1;
+        }
         tw_buf_putc(line, c);
     }
 }
@@ -145,6 +151,11 @@ int tw_sample_chat(struct tw_session *s, FILE *out, struct tw_err *err)
             continue;
         if (tw_str_is(text, "/reset")) {
             tw_buf_clear(&t.messages);
+            continue;
+        }
+        if (t.cut) {
+            fprintf(stderr, "tw-sample: a terminal takes %d bytes a line and dropped the rest: it was not sent; "
+                    "give long texts as records in a file\n", TERMINAL_LINE);
             continue;
         }
         if (bad < text.n) {
