@@ -155,6 +155,17 @@ eventually(lambda: len(open(\"log\").readlines()) == 1)
 	test_no_text old "tml-"
 	test_no_text old "secret"
 '
+test_case 'an access log that cannot be written is told once; the server goes on' '
+	[ -e /dev/full ] || test_skip "no /dev/full"
+	serve_start --access-log /dev/full --alert "printf \"%s %s\\n\" >>alerts"
+	ask "
+for i in range(3):
+    session()
+eventually(lambda: os.path.exists(\"alerts\"))
+"
+	test_equal "$(cat alerts)" "log /dev/full: cannot write: No space left on device; requests are missing in it"
+	test_equal "$(grep -c "log: /dev/full" serve.err)" 1
+'
 test_case 'bodies: a limit, whole, truncated, compressed, and how many' '
 	serve_start --max-body 1 --max-adapters 2 --max-rank 8 --max-model-len 64 --poll-hold 1 --gap-timeout 1 \
 	    --result-ttl 5 --snapshot-every 2 --dtype f32 --device cpu --threads 1 --alert true

@@ -1,5 +1,7 @@
 /* route.c - from method and path to a handler; nobody passes without a key */
 #include "srv_priv.h"
+#include <errno.h>
+#include <unistd.h>
 
 static const struct tw_endpoint *const tables[] = { tw_routes_session, tw_routes_future, tw_routes_futures,
     tw_routes_run, tw_routes_train, tw_routes_smp, tw_routes_oai, tw_routes_page,
@@ -132,6 +134,22 @@ static void count_submit(struct tw_srv *s, double seconds)
     s->submit_sum += seconds;
 }
 
+/* A log that cannot be written does not end the server; that lines are missing is said once. */
+static void put_access(struct tw_srv *s, struct tw_str line)
+{
+    bool bad = write(fileno(s->access.fp), line.p, line.n) != (ssize_t)line.n;
+    int why = errno;
+
+    if (bad && !s->access.failing) {
+        char *text = tw_xasprintf("%s: cannot write: %s; requests are missing in it", s->access.path,
+                strerror(why));
+
+        tw_alert(s, "log", text);
+        free(text);
+    }
+    s->access.failing = bad;
+}
+
 static void log_access(
         struct tw_srv *s, struct tw_req *r, int status, size_t in, size_t out, double seconds)
 {
@@ -166,7 +184,7 @@ static void log_access(
     }
     tw_jw_obj_end(&w);
     tw_buf_putc(&b, '\n');
-    fwrite(b.p, 1, b.n, s->access.fp);
+    put_access(s, tw_buf_str(&b));
     tw_buf_free(&b);
 }
 

@@ -27,6 +27,7 @@ struct tw_sess {
 struct tw_log_file {
     FILE *fp;
     const char *path;
+    bool failing;       /* the last line was not written whole, which was said */
 };
 
 #define TW_SUBMIT_BUCKETS 10
