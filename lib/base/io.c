@@ -103,8 +103,10 @@ int tw_out_commit(struct tw_out *o, struct tw_err *err)
     int bad;
 
     if (o->is_stdout) {
-        if (fflush(o->fp) || ferror(o->fp))
-            return tw_fail(err, o->path, 0, "cannot write: %s", strerror(errno));
+        if (fflush(o->fp) || ferror(o->fp)) {
+            tw_fail(err, o->path, 0, "cannot write: %s", strerror(errno));
+            goto fail;
+        }
         out_free(o);
         return 0;
     }

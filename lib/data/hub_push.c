@@ -31,7 +31,7 @@ static int walk(struct push *p, const char *dir, const char *rel, int depth, str
 
     if (!d)
         return tw_fail(
-                err, dir, 0, "cannot be read: %s", depth > DEPTH ? "too deep" : strerror(errno));
+                err, dir, 0, "cannot read: %s", depth > DEPTH ? "too deep" : strerror(errno));
     while (!(err && err->code) && (e = readdir(d))) {
         char *full = tw_path_join(dir, e->d_name);
         char *path = *rel ? tw_path_join(rel, e->d_name) : tw_xstrdup(e->d_name);
@@ -40,7 +40,7 @@ static int walk(struct push *p, const char *dir, const char *rel, int depth, str
         if (e->d_name[0] == '.') {
             ;
         } else if (lstat(full, &st)) {
-            tw_fail(err, full, 0, "cannot be read: %s", strerror(errno));
+            tw_fail(err, full, 0, "cannot read: %s", strerror(errno));
         } else if (S_ISDIR(st.st_mode)) {
             walk(p, full, path, depth + 1, err);
         } else if (!S_ISREG(st.st_mode)) {
@@ -77,7 +77,7 @@ static int digest(struct push *p, struct push_file *f, struct tw_err *err)
     int fd = f->full ? open(f->full, O_RDONLY | O_CLOEXEC | O_NOFOLLOW) : -1;
 
     if (f->full && fd < 0)
-        return tw_fail(err, f->full, 0, "cannot be opened: %s", strerror(errno));
+        return tw_fail(err, f->full, 0, "cannot open: %s", strerror(errno));
     tw_sha256_init(&big);
     tw_sha1_init(&blob);
     tw_sha1_add(&blob, head, (size_t)snprintf(head, sizeof head, "blob %" PRId64, f->size) + 1);
@@ -201,7 +201,7 @@ int tw_push_put(struct push *p, const struct push_file *f, const char *url, int6
     int tries = 0, ret;
 
     if (file.fd < 0)
-        return tw_fail(err, f->full, 0, "cannot be opened: %s", strerror(errno));
+        return tw_fail(err, f->full, 0, "cannot open: %s", strerror(errno));
     do
         ret = tw_http_do(p->conn, &req, &p->res, err);
     while (tw_http_again(p->conn, ret, &p->res, &tries, p->conf->stop, err));

@@ -148,7 +148,7 @@ int tw_shard_bad_rec(const char *name, int64_t after, struct tw_err *err)
 static int cut(struct tw_shard *s, const char *what, struct tw_err *err)
 {
     if (ferror(s->fp))
-        return tw_fail(err, s->name, 0, "read failed: %s", strerror(errno));
+        return tw_fail(err, s->name, 0, "cannot read: %s", strerror(errno));
     return tw_fail_code(err, TW_ECORRUPT, s->name, 0,
             "cut off in %s after record %lld: the program that wrote it did not finish", what,
             (long long)s->nrec);

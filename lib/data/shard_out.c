@@ -26,7 +26,7 @@ static int put(struct tw_shard_out *o, const void *p, size_t n, struct tw_err *e
     if (!n || fwrite(p, 1, n, o->fp) == n)
         return 0;
     o->failed = true;
-    return tw_fail(err, o->name, 0, "write failed: %s", strerror(errno));
+    return tw_fail(err, o->name, 0, "cannot write: %s", strerror(errno));
 }
 
 static int put_block(struct tw_shard_out *o, uint32_t type, const void *p, size_t n,
@@ -137,7 +137,7 @@ int tw_shard_flush(struct tw_shard_out *o, struct tw_err *err)
     }
     if (fflush(o->fp)) {
         o->failed = true;
-        return tw_fail(err, o->name, 0, "write failed: %s", strerror(errno));
+        return tw_fail(err, o->name, 0, "cannot write: %s", strerror(errno));
     }
     return 0;
 }
@@ -254,7 +254,7 @@ int tw_shard_finish(struct tw_shard_out *o, struct tw_err *err)
     if (!ret)
         ret = put_block(o, BLOCK_TAIL, &o->total, sizeof o->total, 0, err);
     if (!ret && fflush(o->fp))
-        ret = tw_fail(err, o->name, 0, "write failed: %s", strerror(errno));
+        ret = tw_fail(err, o->name, 0, "cannot write: %s", strerror(errno));
     tw_shard_drop(o);
     return ret;
 }

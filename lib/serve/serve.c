@@ -40,7 +40,7 @@ static int open_log(struct tw_log_file *l, const char *path, struct tw_err *err)
         return 0;
     l->fp = fopen(path, "ae");
     if (!l->fp)
-        return tw_fail(err, path, 0, "cannot be opened: %s", strerror(errno));
+        return tw_fail(err, path, 0, "cannot open: %s", strerror(errno));
     setvbuf(l->fp, NULL, _IOLBF, 1 << 16);
     return 0;
 }
@@ -176,7 +176,7 @@ static int announce(struct tw_srv *s, struct tw_err *err)
     int n = snprintf(line, sizeof line, "listening on %s\n", a);
 
     if (write(STDOUT_FILENO, line, (size_t)n) != n)
-        return tw_fail(err, "stdout", 0, "cannot be written: %s", strerror(errno));
+        return tw_fail(err, "stdout", 0, "cannot write: %s", strerror(errno));
     return 0;
 }
 

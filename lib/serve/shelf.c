@@ -36,13 +36,13 @@ int tw_shelf_put(struct tw_shelf *s, int64_t n, const void *p, size_t bytes, str
     path_of(path, sizeof path, s->dir, n);
     fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     if (fd < 0)
-        return tw_fail(err, path, 0, "cannot be written: %s", strerror(errno));
+        return tw_fail(err, path, 0, "cannot write: %s", strerror(errno));
     for (; from < end && (got = write(fd, from, (size_t)(end - from))) > 0; from += got)
         ;
     if (from < end)
-        tw_fail(err, path, 0, "cannot be written: %s", got ? strerror(errno) : "no room");
+        tw_fail(err, path, 0, "cannot write: %s", got ? strerror(errno) : "no room");
     if (close(fd) && from == end)
-        tw_fail(err, path, 0, "cannot be written: %s", strerror(errno));
+        tw_fail(err, path, 0, "cannot write: %s", strerror(errno));
     if (!err->code)
         return 0;
     unlink(path);

@@ -328,7 +328,7 @@ static int open_conn(struct conn *c, const char *path, const char *pragmas, stru
 
     if (sqlite3_open_v2(path, &c->db, flags, NULL) != SQLITE_OK ||
             sqlite3_exec(c->db, pragmas, NULL, NULL, NULL) != SQLITE_OK)
-        return tw_fail(err, path, 0, "cannot be opened: %s", c->db ? sqlite3_errmsg(c->db) : "no memory");
+        return tw_fail(err, path, 0, "cannot open: %s", c->db ? sqlite3_errmsg(c->db) : "no memory");
     return sqlite3_busy_timeout(c->db, 10000) == SQLITE_OK ? 0 : -1;
 }
 
@@ -340,7 +340,7 @@ static int lock_dir(struct tw_store *s, struct tw_err *err)
     s->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     free(path);
     if (s->lock_fd < 0)
-        return tw_fail(err, s->dir, 0, "cannot be written: %s", strerror(errno));
+        return tw_fail(err, s->dir, 0, "cannot write: %s", strerror(errno));
     for (tries = 0; flock(s->lock_fd, LOCK_EX | LOCK_NB) && tries < 20; tries++)
         usleep(50000);                          /* one that was killed a moment ago */
     if (tries == 20)
