@@ -154,8 +154,8 @@ int tw_sample_chat(struct tw_session *s, FILE *out, struct tw_err *err)
             continue;
         }
         if (t.cut) {
-            fprintf(stderr, "tw-sample: a terminal takes %d bytes a line and dropped the rest: it was not sent; "
-                    "give long texts as records in a file\n", TERMINAL_LINE);
+            fprintf(stderr, "tw-sample: a terminal takes %d bytes a line and dropped the rest: it was "
+                    "not sent; give long texts as records in a file\n", TERMINAL_LINE);
             continue;
         }
         if (bad < text.n) {

@@ -48,7 +48,8 @@ static int cognition(const struct tw_proc *p, const struct tw_json *row, struct 
     struct tw_str q, a, input = none;
     struct tw_buf text = { 0 };
 
-    if ((alpaca && tw_text(row, "input", &input, err)) || tw_need(row, alpaca ? "instruction" : "query", &q, err)
+    if ((alpaca && tw_text(row, "input", &input, err))
+            || tw_need(row, alpaca ? "instruction" : "query", &q, err)
             || tw_need(row, alpaca ? "output" : "response", &a, err))
         return -1;
     begin_messages(w, system_or(p, TW_STR_LIT("You are a helpful assistant.")));
