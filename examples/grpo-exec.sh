@@ -10,6 +10,7 @@ set -euo pipefail
 examples=$(cd "$(dirname "$0")" && pwd)
 export PATH="${TW_BUILD:-$examples/../build}/bin:$PATH"
 MODEL=${MODEL:-tiny} ROWS=${ROWS:-192} JUDGE=${JUDGE:-"$examples/last-number.sh"} OUT=${OUT:-$(mktemp -d)}
+mkdir -p "$OUT"
 
 awk -f "$examples/sums.awk" -v n="$ROWS" -v ask='%d with %d makes?' |
     tw-sample -m "$MODEL" --policy "$OUT/run" -n 8 --max-lag 0 --max-tokens 24 |

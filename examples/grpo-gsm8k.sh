@@ -11,6 +11,7 @@ set -euo pipefail
 examples=$(cd "$(dirname "$0")" && pwd)
 export PATH="${TW_BUILD:-$examples/../build}/bin:$PATH"
 MODEL=${MODEL:-hf://HuggingFaceTB/SmolLM2-135M-Instruct} STEPS=${STEPS:-5} OUT=${OUT:-$(mktemp -d)}
+mkdir -p "$OUT"
 TOKENS=${TOKENS:-192}
 rows=${1:-$OUT/rows.jsonl}
 [ $# -gt 0 ] || tw-fetch -d hf://openai/gsm8k --subset main --split train --columns question,answer >"$rows"

@@ -10,6 +10,7 @@ set -euo pipefail
 examples=$(cd "$(dirname "$0")" && pwd)
 export PATH="${TW_BUILD:-$examples/../build}/bin:$PATH"
 MODEL=${MODEL:-tiny} ROWS=${ROWS:-256} OUT=${OUT:-$(mktemp -d)}
+mkdir -p "$OUT"
 
 # a start: a few replies to learn the form from
 awk -f "$examples/sums.awk" -v n=16 -v as=chat |

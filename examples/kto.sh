@@ -8,6 +8,7 @@ set -euo pipefail
 examples=$(cd "$(dirname "$0")" && pwd)
 export PATH="${TW_BUILD:-$examples/../build}/bin:$PATH"
 MODEL=${MODEL:-tiny} ROWS=${ROWS:-256} OUT=${OUT:-$(mktemp -d)}
+mkdir -p "$OUT"
 
 ask='What is %d + %d?'          # tiny answers that now shortly, now at length: the short reply is the good one
 awk -f "$examples/sums.awk" -v n="$ROWS" -v as=label -v ask="$ask" >"$OUT/labels.jsonl"

@@ -10,6 +10,7 @@ set -euo pipefail
 examples=$(cd "$(dirname "$0")" && pwd)
 export PATH="${TW_BUILD:-$examples/../build}/bin:$PATH"
 MODEL=${MODEL:-tiny} STEPS=${STEPS:-40} OUT=${OUT:-$(mktemp -d)}
+mkdir -p "$OUT"
 [ $# -gt 0 ] || set -- "$examples"/../lib/*/*.h
 
 # a paragraph is a document; every tenth is kept for measuring

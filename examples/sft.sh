@@ -9,6 +9,7 @@ set -euo pipefail
 examples=$(cd "$(dirname "$0")" && pwd)
 export PATH="${TW_BUILD:-$examples/../build}/bin:$PATH"
 MODEL=${MODEL:-tiny} ROWS=${ROWS:-64} OUT=${OUT:-$(mktemp -d)}
+mkdir -p "$OUT"
 
 awk -f "$examples/sums.awk" -v n="$ROWS" -v as=chat >"$OUT/train.jsonl"
 awk -f "$examples/sums.awk" -v n=64 -v part=test -v seed=3 -v as=chat >"$OUT/eval.jsonl"

@@ -9,6 +9,7 @@ test_case 'each is bash that stops at an error, and says what was measured' '
 	for f in "$X"/*.sh; do
 	    bash -n "$f"
 	    case $f in */last-number.sh) continue ;; esac
+	    ! grep -q "OUT=run" "$f" || test_text "$f" "mkdir -p \"\$OUT\""
 	    for t in "#!/bin/bash" "set -euo pipefail" "Measured"; do test_text "$f" "$t"; done
 	    test_equal "$(sed -n 2p "$f" | cut -d " " -f 2)" "$(basename "$f")"
 	done
@@ -41,8 +42,9 @@ for k in dpo orpo; do
 	grep -qE 'after: [0-9]+ of 100 replies are short' out
 "
 done
-test_case 'kto.sh' '
-	ROWS=16 "$X/kto.sh" >out
+test_case 'kto.sh, which makes its folder' '
+	OUT=new/folder ROWS=16 "$X/kto.sh" >out
+	[ -d new/folder/run/latest ]
 	grep -qE "after: [0-9]+ of 100 replies are short" out
 '
 test_case 'grpo.sh' '

@@ -11,6 +11,7 @@ examples=$(cd "$(dirname "$0")/.." && pwd)
 export PATH="${TW_BUILD:-$examples/../build}/bin:$PATH" TW_SERVER
 : "${TW_SERVER:?is the address of a tw-serve}"
 MODEL=${MODEL:-tiny} ROWS=${ROWS:-32} OUT=${OUT:-$(mktemp -d)}
+mkdir -p "$OUT"
 
 anna()      # fine-tuning on conversations
 {
