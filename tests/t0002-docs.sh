@@ -23,7 +23,7 @@ test_case 'every command has a page, every page a command' '
 test_case 'the pages are well-formed' '
 	command -v groff >/dev/null || test_skip "no groff"
 	for page in "$TOP"/man/*.[157]; do
-	    groff -man -Tutf8 -ww -z "$page" 2>>warnings
+	    groff -t -man -Tutf8 -rLL=78n -ww -z "$page" 2>>warnings        # as man(1) does in 80 columns
 	    for s in NAME DESCRIPTION; do grep -q "^.SH $s" "$page" || echo "$page: no $s" >>warnings; done
 	done
 	cat warnings
