@@ -222,6 +222,16 @@ void tw_tally_start(struct tw_tally *t)
     t->t0 = tw_now();
 }
 
+/* TEXT fills its SIZE bytes: it ends in "...", and not in the middle of a character. */
+static void shorten(char *text, size_t size)
+{
+    size_t n = size - 4;
+
+    while (n && ((unsigned char)text[n] & 0xC0) == 0x80)
+        n--;
+    memcpy(text + n, "...", 4);
+}
+
 void tw_tally_skip(struct tw_tally *t, const char *file, int64_t line, const char *fmt, ...)
 {
     const int max = (int)(sizeof(t->why) / sizeof(t->why[0]));
@@ -230,7 +240,8 @@ void tw_tally_skip(struct tw_tally *t, const char *file, int64_t line, const cha
     int i;
 
     va_start(ap, fmt);
-    vsnprintf(reason, sizeof(reason), fmt, ap);
+    if (vsnprintf(reason, sizeof(reason), fmt, ap) >= (int)sizeof(reason))
+        shorten(reason, sizeof(reason));
     va_end(ap);
     t->skipped++;
     for (i = 0; i < t->nwhy && strcmp(t->why[i].reason, reason); i++)

@@ -82,13 +82,15 @@ static void what_comes_from_elsewhere_stays_a_line(void)
     tw_tally_start(&t);
     t.in = 1;
     tw_tally_skip(&t, "a\nb", 1, "no \x1b[31m");
+    tw_tally_skip(&t, "c", 2, "%091dé%s", 0, text);
     tw_tally_end(&t);
     static const char want[] = "tw-x: a\\nb\\x1b[2J\\x9b0mé\\r\ntw-x: a\n\tb\\x1b\ntw-x: xxx";
     const char *said = what_was_said(keep);
 
     CHECK(!strncmp(said, want, sizeof(want) - 1));
     CHECK(strstr(said, "xxxy\n"));
-    CHECK(strstr(said, "(no \\x1b[31m: 1 (first a\\nb:1)), 0.0 s\n"));
+    CHECK(strstr(said, "(no \\x1b[31m: 1 (first a\\nb:1); "));
+    CHECK(strstr(said, "000...: 1 (first c:2)), 0.0 s\n"));
 }
 
 static void a_tally_counts_reasons(void)
