@@ -124,6 +124,21 @@ test_case 'a prompt too long or out of the vocabulary is an error in its place' 
 	test_exit 1 tw-sample -m "$M" --max-model-len 513 in 2>err
 	test_text err "more than the model"
 '
+test_case 'two that go on with one file: the second is refused' '
+	mkfifo in
+	tw-sample -m "$M" --max-tokens 2 --resume -o got in &
+	exec 5>in
+	head -n 1 "$TMP/in.jsonl" >&5
+	while [ ! -s got ]; do sleep 0.05; done
+	test_exit 1 tw-sample -m "$M" --max-tokens 2 --resume -o got "$TMP/in.jsonl" 2>err
+	test_equal "$(cat err)" "tw-sample: got: another tw-sample is writing it"
+	exec 5>&-
+	wait $!
+	test_equal "$(wc -l <got | tr -d " ")" 1
+	tw-sample -m "$M" --max-tokens 2 --resume -o got "$TMP/in.jsonl"
+	tw-sample -m "$M" --max-tokens 2 "$TMP/in.jsonl" | sed "s/\"source\":[^}]*}//" >want
+	sed "s/\"source\":[^}]*}//" got | cmp - want
+'
 test_case '--resume goes on where the file ends, whatever it ends with' '
 	for i in 1 2 3 4 5 6 7 8; do cat "$TMP/in.jsonl"; done >in
 	tw-sample -m "$M" -n 2 --max-tokens 6 in >want

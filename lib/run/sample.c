@@ -7,6 +7,7 @@
 #include "run/follow.h"
 #include <errno.h>
 #include <stdlib.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 struct item {                   /* a record on its way */
@@ -418,11 +419,15 @@ int tw_sample_out_open(const struct tw_sample_opts *o, int64_t n, struct tw_samp
         out->fp = out->file.fp;
         return 0;
     }
-    if (resume_point(o->out, n, &out->skip, err))
-        return -1;
-    if (!(out->fp = fopen(o->out, "ab")))
+    if (!(out->fp = fopen(o->out, "abe")))
         return tw_fail(err, o->out, 0, "cannot open: %m");
-    return 0;
+    /* two that go on with one file would both write each of its records; where nothing can be locked we try */
+    if (flock(fileno(out->fp), LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)
+        tw_fail(err, o->out, 0, "another tw-sample is writing it");
+    else if (!resume_point(o->out, n, &out->skip, err))
+        return 0;
+    fclose(out->fp);
+    return -1;
 }
 
 int tw_sample_out_close(const struct tw_sample_opts *o, struct tw_sample_out *out, int ret,
