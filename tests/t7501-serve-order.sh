@@ -273,4 +273,46 @@ eventually(lambda: folders() == [] and metric(\"tw_snapshots\") == 0)
 assert \"metrics\" in wait(fb(create(session()), 1))
 "
 '
+test_case 'weights saved under a name for sampling are there when the answer is, whatever befalls the server then' '
+	cat >run.py <<-X
+	def tokens(path, n):
+	    sm = post("create_sampling_session", {"session_id": sid, "sampling_session_seq_id": n, "model_path": path})["sampling_session_id"]
+	    s = wait(sample(sm, 1, tokens=8)["request_id"])["sequences"][0]
+	    return [s["tokens"], s["logprobs"]]
+	def save(m, seq):
+	    return wait(post("save_weights_for_sampler", {"model_id": m, "seq_id": seq, "path": "s%d" % seq})["request_id"])["path"]
+	X
+	for round in 0 1 2; do
+	    rm -rf st
+	    serve_start --state st --snapshot-every 0
+	    ask "exec(open(\"run.py\").read())
+import signal
+sid = session()
+m, paths, want = create(sid), [], []
+for i in range(3 + $round):
+    wait(fb(m, 3 * i + 1, range(i + 1, i + 20))); wait(step(m, 3 * i + 2, 3e-2))
+    if i: want.append(tokens(paths[-1], i))
+    paths.append(save(m, 3 * i + 3))
+    if i == 2 + $round: os.kill(int(os.environ[\"PID\"]), signal.SIGKILL)
+json.dump([sid, m, paths, want], open(\"ids\", \"w\"))
+"
+	    serve_stop KILL 2>/dev/null || :
+	    serve_start --state st --snapshot-every 0
+	    ask "exec(open(\"run.py\").read())
+import hashlib
+sid, m, paths, want = json.load(open(\"ids\"))
+assert len(want) + 1 == len(paths) == 3 + $round
+got = [tokens(p, 20 + i) for i, p in enumerate(paths)]
+assert got[:-1] == want and len({str(g[1]) for g in got}) == len(paths)
+assert sorted(c[\"tinker_path\"] for c in get(\"checkpoints\")[\"checkpoints\"]) == sorted(paths)
+for d in os.listdir(\"st/checkpoints\"):
+    files = json.load(open(\"st/checkpoints/%s/trainer/manifest.json\" % d))[\"files\"]
+    assert len(files) == 2, files
+    for name, f in files.items():
+        b = open(\"st/checkpoints/%s/%s\" % (d, name), \"rb\").read()
+        assert len(b) == f[\"size\"] and hashlib.sha256(b).hexdigest() == f[\"sha256\"], (d, name)
+"
+	    serve_stop
+	done
+'
 test_done

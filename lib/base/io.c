@@ -1,5 +1,5 @@
 /* io.c - files that appear whole, reading, mapping, paths. */
-#include "io.h"
+#include "io_soon.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -99,6 +99,11 @@ int tw_out_write(struct tw_out *o, const void *p, size_t n, struct tw_err *err)
 
 int tw_out_commit(struct tw_out *o, struct tw_err *err)
 {
+    return tw_out_commit_when(o, true, err);
+}
+
+int tw_out_commit_when(struct tw_out *o, bool now, struct tw_err *err)
+{
     char *dir;
     int bad;
 
@@ -110,7 +115,7 @@ int tw_out_commit(struct tw_out *o, struct tw_err *err)
         out_free(o);
         return 0;
     }
-    if (fflush(o->fp) || ferror(o->fp) || (o->tmp && fsync(fileno(o->fp)))
+    if (fflush(o->fp) || ferror(o->fp) || (o->tmp && now && fsync(fileno(o->fp)))
             || (o->unnamed && give_name(o))) {
         tw_fail(err, o->path, 0, "cannot write: %s", strerror(errno));
         goto fail;
@@ -128,7 +133,7 @@ int tw_out_commit(struct tw_out *o, struct tw_err *err)
     free(o->tmp);
     o->tmp = NULL;                      /* it has its final name: nothing to remove any more */
     dir = parent(o->path);
-    bad = tw_fsync_dir(dir, err);
+    bad = now ? tw_fsync_dir(dir, err) : 0;
     free(dir);
     out_free(o);
     return bad;
@@ -148,6 +153,11 @@ void tw_out_abort(struct tw_out *o)
 
 int tw_write_file(const char *path, const void *p, size_t n, struct tw_err *err)
 {
+    return tw_write_file_when(path, p, n, true, err);
+}
+
+int tw_write_file_when(const char *path, const void *p, size_t n, bool now, struct tw_err *err)
+{
     struct tw_out o;
 
     if (tw_out_open(&o, path, err))
@@ -156,7 +166,7 @@ int tw_write_file(const char *path, const void *p, size_t n, struct tw_err *err)
         tw_out_abort(&o);
         return -1;
     }
-    return tw_out_commit(&o, err);
+    return tw_out_commit_when(&o, now, err);
 }
 
 int tw_read_file(struct tw_buf *b, const char *path, size_t max, struct tw_err *err)

@@ -1,6 +1,6 @@
 /* wout.c - safetensors written: one file, or several with an index. */
-#include "data/weights.h"
-#include "base/io.h"
+#include "data/wout_soon.h"
+#include "base/io_soon.h"
 #include "base/log.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -321,20 +321,25 @@ static void index_text(const struct tw_wout *o, struct tw_buf *b)
     tw_buf_putc(b, '\n');
 }
 
-static int commit_index(const struct tw_wout *o, struct tw_err *err)
+static int commit_index(const struct tw_wout *o, bool now, struct tw_err *err)
 {
     struct tw_buf b = { 0 };
     char *path = tw_path_join(o->dir, "model.safetensors.index.json");
     int ret;
 
     index_text(o, &b);
-    ret = tw_write_file(path, b.p, b.n, err);
+    ret = tw_write_file_when(path, b.p, b.n, now, err);
     tw_buf_free(&b);
     free(path);
     return ret;
 }
 
 int tw_wout_commit(struct tw_wout *o, struct tw_err *err)
+{
+    return tw_wout_commit_when(o, true, err);
+}
+
+int tw_wout_commit_when(struct tw_wout *o, bool now, struct tw_err *err)
 {
     if (o->failed)
         return tw_fail(err, o->part[o->cur].out.path, 0, "an earlier write failed");
@@ -343,12 +348,12 @@ int tw_wout_commit(struct tw_wout *o, struct tw_err *err)
                 o->decl[o->order[o->next]].name);
     for (int64_t i = 0; i < o->nparts; i++) {
         o->part[i].open = false;
-        if (tw_out_commit(&o->part[i].out, err)) {
+        if (tw_out_commit_when(&o->part[i].out, now, err)) {
             tw_out_abort(&o->part[i].out);
             return -1;
         }
     }
-    if (o->nparts > 1 && commit_index(o, err))
+    if (o->nparts > 1 && commit_index(o, now, err))
         return -1;
     tw_wout_abort(o);
     return 0;

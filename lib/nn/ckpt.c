@@ -54,16 +54,18 @@ static int move(const char *from, const char *to, struct tw_err *err)
     return tw_fail(err, to, 0, "cannot rename %s to this: %s", from, strerror(errno));
 }
 
-int tw_ckpt_commit(struct tw_ckpt *c, struct tw_err *err)
+static int commit(struct tw_ckpt *c, bool now, struct tw_err *err)
 {
     char *final = tw_path_join(c->parent, c->name), *old = hidden(c->parent, c->name, "old");
     int ret = -1;
 
-    if (tw_ckpt_seal(c->tmp, err))
+    if (tw_ckpt_seal(c->tmp, now, err))
         goto out;
     if (tw_is_dir(final) && move(final, old, err))
         goto out;
-    if (move(c->tmp, final, err) || tw_fsync_dir(c->parent, err) || tw_ckpt_verify(final, err))
+    if (move(c->tmp, final, err))
+        goto out;
+    if (now && (tw_fsync_dir(c->parent, err) || tw_ckpt_verify(final, err)))
         goto out;
     ret = tw_is_dir(old) ? tw_rmtree(old, err) : 0;
 out:
@@ -71,6 +73,16 @@ out:
     free(final);
     free(old);
     return ret;
+}
+
+int tw_ckpt_commit(struct tw_ckpt *c, struct tw_err *err)
+{
+    return commit(c, true, err);
+}
+
+int tw_ckpt_commit_soon(struct tw_ckpt *c, struct tw_err *err)
+{
+    return commit(c, false, err);
 }
 
 int tw_ckpt_remove(const char *parent, const char *name, struct tw_err *err)

@@ -17,6 +17,10 @@ int tw_ckpt_begin(struct tw_ckpt *c, const char *parent, const char *name, struc
  * what is there now. C is freed, also on failure, when nothing of it is left. */
 int tw_ckpt_commit(struct tw_ckpt *c, struct tw_err *err);
 void tw_ckpt_abort(struct tw_ckpt *c);
+/* The same without waiting for the disk, nor reading what is in memory yet: a final name is whole unless the
+ * machine itself fails before tw_ckpt_flush(), and the manifest tells then. */
+int tw_ckpt_commit_soon(struct tw_ckpt *c, struct tw_err *err);
+int tw_ckpt_flush(const char *parent, const char *name, struct tw_err *err);
 
 /* Reads every file and compares it with the manifest. */
 int tw_ckpt_verify(const char *dir, struct tw_err *err);

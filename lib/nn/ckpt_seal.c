@@ -1,6 +1,6 @@
 /* ckpt_seal.c - the manifest of a checkpoint: written last, compared on loading */
 #include "nn/ckpt_priv.h"
-#include "base/io.h"
+#include "base/io_soon.h"
 #include "base/json.h"
 #include <dirent.h>
 #include <errno.h>
@@ -41,12 +41,17 @@ static int flush(const char *path, struct tw_err *err)
     return ret;
 }
 
-static int seal_file(const char *path, const char *rel, struct tw_jw *w, struct tw_err *err)
+/* NULL for W: only flushes. */
+static int seal_file(const char *path, const char *rel, bool now, struct tw_jw *w, struct tw_err *err)
 {
     char hex[65];
     size_t size;
 
-    if (flush(path, err) || digest(path, &size, hex, err))
+    if (now && flush(path, err))
+        return -1;
+    if (!w)
+        return 0;
+    if (digest(path, &size, hex, err))
         return -1;
     tw_jw_key(w, rel);
     tw_jw_obj(w);
@@ -64,7 +69,7 @@ static int by_name(const struct dirent **a, const struct dirent **b)
 }
 
 /* Lists DIR/REL, in the order of names. */
-static int seal_dir(const char *dir, const char *rel, int depth, struct tw_jw *w,
+static int seal_dir(const char *dir, const char *rel, int depth, bool now, struct tw_jw *w,
         struct tw_err *err)
 {
     char *full = *rel ? tw_path_join(dir, rel) : tw_xstrdup(dir);
@@ -80,21 +85,21 @@ static int seal_dir(const char *dir, const char *rel, int depth, struct tw_jw *w
         if (ret || !strcmp(e[i]->d_name, ".") || !strcmp(e[i]->d_name, ".."))
             ;
         else if (tw_is_dir(path))
-            ret = seal_dir(dir, sub, depth + 1, w, err);
+            ret = seal_dir(dir, sub, depth + 1, now, w, err);
         else
-            ret = seal_file(path, sub, w, err);
+            ret = seal_file(path, sub, now, w, err);
         free(path);
         free(sub);
         free(e[i]);
     }
     free(e);
-    if (!ret)
+    if (!ret && now)
         ret = tw_fsync_dir(full, err);
     free(full);
     return ret;
 }
 
-int tw_ckpt_seal(const char *dir, struct tw_err *err)
+int tw_ckpt_seal(const char *dir, bool now, struct tw_err *err)
 {
     struct tw_buf b = { 0 };
     struct tw_jw w;
@@ -105,16 +110,25 @@ int tw_ckpt_seal(const char *dir, struct tw_err *err)
     tw_jw_obj(&w);
     tw_jw_key(&w, "files");
     tw_jw_obj(&w);
-    ret = seal_dir(dir, "", 0, &w, err);
+    ret = seal_dir(dir, "", 0, now, &w, err);
     tw_jw_obj_end(&w);
     tw_jw_obj_end(&w);
     tw_buf_putc(&b, '\n');
     if (!ret)
-        ret = tw_write_file(path, b.p, b.n, err);
-    if (!ret)
+        ret = tw_write_file_when(path, b.p, b.n, now, err);
+    if (!ret && now)
         ret = tw_fsync_dir(dir, err);
     free(path);
     tw_buf_free(&b);
+    return ret;
+}
+
+int tw_ckpt_flush(const char *parent, const char *name, struct tw_err *err)
+{
+    char *dir = tw_path_join(parent, name);
+    int ret = seal_dir(dir, "", 0, true, NULL, err) || tw_fsync_dir(parent, err) ? -1 : 0;
+
+    free(dir);
     return ret;
 }
 

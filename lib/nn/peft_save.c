@@ -1,7 +1,8 @@
 /* peft_save.c - writing an adapter folder as PEFT reads it */
 #include "nn/adapter_out.h"
 #include "nn/model_priv.h"
-#include "base/io.h"
+#include "base/io_soon.h"
+#include "data/wout_soon.h"
 #include <math.h>
 #include <stdlib.h>
 
@@ -179,7 +180,7 @@ static float *in_order(const struct tw_adapter_out *o, struct tw_err *err)
 }
 
 static int write_tensors(const struct tw_afile *f, int64_t n, const char *path, const float *all,
-        struct tw_err *err)
+        bool now, struct tw_err *err)
 {
     struct tw_wdecl *decl = tw_xcalloc((size_t)n, sizeof *decl);
     int64_t *start = tw_xcalloc((size_t)n + 1, sizeof *start), i;
@@ -197,7 +198,7 @@ static int write_tensors(const struct tw_afile *f, int64_t n, const char *path, 
     while (!ret && (i = tw_wout_next(o)) >= 0)
         ret = tw_wout_put(o, all + start[i], TW_F32, start[i + 1] - start[i], err);
     if (o && !ret)
-        ret = tw_wout_commit(o, err);
+        ret = tw_wout_commit_when(o, now, err);
     else if (o)
         tw_wout_abort(o);
     free(decl);
@@ -268,15 +269,16 @@ void tw_adapter_out_free(struct tw_adapter_out *o)
     free(o);
 }
 
-int tw_adapter_out_write(const struct tw_adapter_out *o, const char *dir, struct tw_err *err)
+int tw_adapter_out_write(const struct tw_adapter_out *o, const char *dir, bool now, struct tw_err *err)
 {
     char *tensors = tw_path_join(dir, "adapter_model.safetensors");
     char *config = tw_path_join(dir, "adapter_config.json");
     float *all = in_order(o, err);
     int ret = -1;
 
-    if (all && !write_tensors(o->f, o->n, tensors, all, err) && !verify(o->f, o->n, tensors, all, err) &&
-            !tw_write_file(config, o->config.p, o->config.n, err))
+    if (all && !write_tensors(o->f, o->n, tensors, all, now, err) &&
+            !(now && verify(o->f, o->n, tensors, all, err)) &&
+            !tw_write_file_when(config, o->config.p, o->config.n, now, err))
         ret = 0;
     free(all);
     free(tensors);
@@ -288,7 +290,7 @@ int tw_adapter_save(const struct tw_adapter *a, const char *dir, const char *bas
         struct tw_err *err)
 {
     struct tw_adapter_out *o = tw_adapter_fetch(a, base, err);
-    int ret = o ? tw_adapter_out_write(o, dir, err) : -1;
+    int ret = o ? tw_adapter_out_write(o, dir, true, err) : -1;
 
     tw_adapter_out_free(o);
     return ret;

@@ -1,6 +1,6 @@
 /* filer.h - a thread that writes frozen adapters into their folders, so that the engine's need not: when
- * there are many, or when somebody waits for one. What it holds is given by the engine's thread and taken
- * back by that alone. */
+ * there are many, or when somebody waits for one; and that waits for the disk. What it holds is given by the
+ * engine's thread and taken back by that alone. */
 #ifndef TW_FILER_H
 #define TW_FILER_H
 #include "nn/adapter_out.h"
@@ -17,6 +17,9 @@ int tw_filing_state(struct tw_filer *f, const struct tw_filing *g, bool wait);
 void tw_filer_hurry(struct tw_filer *f);
 const struct tw_adapter_out *tw_filing_out(const struct tw_filing *g);
 const struct tw_err *tw_filing_error(const struct tw_filing *g);
+/* OUT goes to DIR here and now: there it is whole, also when this process is killed, and nobody has waited for
+ * the disk. The thread does, afterwards. */
+int tw_filer_keep(struct tw_filer *f, const struct tw_adapter_out *out, const char *dir, struct tw_err *err);
 /* What is not written yet never will be. */
 void tw_filing_free(struct tw_filer *f, struct tw_filing *g);
 void tw_filer_close(struct tw_filer *f);        /* nothing is held */

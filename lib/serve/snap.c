@@ -85,6 +85,16 @@ int tw_snap_save(struct tw_worker *k, struct tw_snap *s, struct tw_err *err)
     return err->code ? -1 : tw_fail(err, s->dir, 0, "cannot be written");
 }
 
+int tw_snap_keep(struct tw_worker *k, struct tw_snap *s, struct tw_err *err)
+{
+    struct tw_adapter_out *out = tw_adapter_fetch(s->a, s->base, err);
+    int ret = out ? tw_filer_keep(k->filer, out, s->dir, err) : -1;
+
+    tw_adapter_out_free(out);
+    s->saved = !ret;
+    return ret;
+}
+
 int tw_snap_flush(struct tw_worker *k, const struct tw_pupil *p, bool wait, struct tw_err *err)
 {
     bool all = true;

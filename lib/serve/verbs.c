@@ -170,7 +170,10 @@ static int freeze(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w, st
         return -1;
     s = tw_snap_add(k, w->save.key, w->save.dir, w->save.base, a, p->version);
     s->of = tw_xstrdup(p->id);
-    if (w->save.lazy || !tw_snap_save(k, s, err))
+    /* What has a name is listed, downloaded, published and loaded from its folder, so that is there before
+     * the answer, for all who read it and whatever becomes of this process. Only the disk is not waited for,
+     * as the journal does not: that took most of the time. */
+    if (w->save.lazy || !tw_snap_keep(k, s, err))
         return 0;
     tw_snap_drop(k, s);
     return -1;

@@ -142,6 +142,8 @@ struct tw_snap *tw_snap_add(struct tw_worker *k, const char *key, const char *di
         struct tw_adapter *a, int64_t version);
 /* In its folder, for good, when this returns 0. */
 int tw_snap_save(struct tw_worker *k, struct tw_snap *s, struct tw_err *err);
+/* In its folder, whatever becomes of the process; the disk gets it soon. */
+int tw_snap_keep(struct tw_worker *k, struct tw_snap *s, struct tw_err *err);
 void tw_snap_drop(struct tw_worker *k, struct tw_snap *s);
 /* Lets go of what has reached its folder. */
 void tw_snap_settle(struct tw_worker *k);

@@ -1,5 +1,6 @@
 /* serve.c - usage: serve URL PID SNAPSHOTS RUNS [MB] - what tw-serve of tiny, whose process is PID, takes of
- * its own. First frozen weights to sample from, of rank 16, from the request to the result, SNAPSHOTS times.
+ * its own. First frozen weights to sample from, of rank 16, from the request to the result, SNAPSHOTS times
+ * without and with a name.
  * Then a forward_backward of MB (5) megabytes: reading, checking, journalling and answering it, in each of
  * its forms. Those have numbers whose turn never comes, so the engine does nothing; busy is the processor
  * time of the whole process, with what the system does for it and what goes on after the answer. */
@@ -266,7 +267,8 @@ static void measure(CURL *h, int form, int runs, size_t bytes)
     tw_buf_free(&out);
 }
 
-static void snapshots(CURL *h, int n)
+/* Of the weights as they are, or under a name, which makes them a checkpoint. */
+static void snapshots(CURL *h, int n, bool named)
 {
     double *t = tw_xcalloc((size_t)n, sizeof *t);
     struct tw_buf b = { 0 }, out = { 0 };
@@ -275,19 +277,24 @@ static void snapshots(CURL *h, int n)
 
     for (int i = 0; i < n; i++) {
         tw_buf_clear(&b);
-        tw_buf_printf(&b, "{\"model_id\":\"%s\",\"seq_id\":%d,\"sampling_session_seq_id\":%d,\"kind\":"
-                "\"snapshot\",\"type\":\"save_weights_for_sampler\"}", m, i + 1, i);
+        tw_buf_printf(&b, "{\"model_id\":\"%s\",\"seq_id\":%d,\"type\":\"save_weights_for_sampler\",", m,
+                i + 1);
+        if (named)
+            tw_buf_printf(&b, "\"path\":\"s%d\"}", i);
+        else
+            tw_buf_printf(&b, "\"sampling_session_seq_id\":%d,\"kind\":\"snapshot\"}", i);
         t[i] = at(CLOCK_MONOTONIC);
         post(h, "save_weights_for_sampler", &b, 0, &out);
         id = text(&out, "request_id");
-        wait_for(h, id, "sampling_session_id", &out);
+        wait_for(h, id, named ? "path" : "sampling_session_id", &out);
         t[i] = at(CLOCK_MONOTONIC) - t[i];
         free(id);
     }
     busy = at(server) - busy;
     qsort(t, (size_t)n, sizeof *t, rising);
-    printf("a snapshot to sample from: busy %.2f ms each, request to result p50 %.1f ms, p99 %.1f ms, longest "
-            "%.1f ms\n", 1e3 * busy / n, 1e3 * t[n / 2], 1e3 * t[(n - 1) * 99 / 100], 1e3 * t[n - 1]);
+    printf("a snapshot to sample from%s: busy %.2f ms each, request to result p50 %.1f ms, p99 %.1f ms, longest "
+            "%.1f ms\n", named ? ", with a name" : "", 1e3 * busy / n, 1e3 * t[n / 2],
+            1e3 * t[(n - 1) * 99 / 100], 1e3 * t[n - 1]);
     free(m);
     free(t);
     tw_buf_free(&b);
@@ -313,7 +320,8 @@ int main(int argc, char **argv)
         if (i & 2)
             head[i] = curl_slist_append(head[i], "Content-Encoding: zstd");
     }
-    snapshots(h, n);
+    snapshots(h, n, false);
+    snapshots(h, n, true);
     for (int i = 0; i < 4; i++)
         measure(h, i, runs, (size_t)(mb * 1e6));
     curl_easy_cleanup(h);
