@@ -76,9 +76,7 @@ static void back(void *arg, struct tw_mail *m)
     }
     s->tokens_trained += w->verb == TW_FORWARD_BACKWARD ? w->result.tokens : 0;
     s->tokens_sampled += w->result.sampled;
-    if (w->verb == TW_UNLOAD)
-        unloaded(s, w);
-    else if (w->verb == TW_DROP_SAMPLER)
+    if (w->verb == TW_DROP_SAMPLER)
         dropped(s, w);
     if (f && f->kind == TW_KIND_SAMPLE)
         refund(f, w);
@@ -99,6 +97,8 @@ static void back(void *arg, struct tw_mail *m)
         tw_save_finish(s, f, w);
     else if (f)
         tw_trun_finish(s, f, w);
+    if (w->verb == TW_UNLOAD)
+        unloaded(s, w);
     if (s->nheld)
         for (int64_t i = 0; i < s->run.n; i++)
             if (((struct tw_trun *)s->run.v[i])->held)

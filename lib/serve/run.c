@@ -301,29 +301,13 @@ static void result(struct tw_buf *b, const char *key, const char *value, const c
     tw_jw_obj_end(&w);
 }
 
-/* Creating, loading and unloading went well. */
-void tw_trun_finish(struct tw_srv *s, struct tw_future *f, struct tw_work *w)
+/* With the requests goes what could make its frozen weights again: not before those are in their folders. */
+static void ended(const struct tw_trun *run, struct tw_op *o)
 {
-    struct tw_op *o = tw_op_new(NULL, s);
-    struct tw_buf b = { 0 };
-
-    if (f->kind == TW_KIND_CREATE_MODEL || f->kind == TW_KIND_LOAD_CREATE) {
-        if (!f->replay) {
-            free(f->run->state);
-            f->run->state = tw_xstrdup("live");
-        }
-        tw_op_add(o, "UPDATE run SET state = 'live' WHERE id = ?", "t", f->run->id);
-    }
-    if (w->result.json.n)               /* of the native API */
-        tw_buf_adds(&b, tw_buf_str(&w->result.json));
-    else if (f->kind == TW_KIND_CREATE_MODEL)
-        result(&b, "model_id", f->target, "create_model");
-    else if (f->kind == TW_KIND_UNLOAD)
-        result(&b, "model_id", f->target, "unload_model");
-    else
-        tw_buf_printf(&b, "{\"model_id\": \"%s\", \"type\": \"load_weights\"}", f->target);
-    tw_future_done(s, f, tw_blob_new(b.p, b.n), NULL, o);
-    tw_buf_free(&b);
+    tw_op_add(o, "UPDATE run SET state = 'ended' WHERE id = ?", "t", run->id);
+    tw_op_add(o, "DELETE FROM native WHERE run = ?", "t", run->id);
+    tw_op_add(o, "DELETE FROM body WHERE n IN (SELECT n FROM request WHERE target = ? AND state > 0)", "t",
+            run->id);
 }
 
 void tw_trun_end(struct tw_srv *s, struct tw_trun *run, bool send)
@@ -345,14 +329,41 @@ void tw_trun_end(struct tw_srv *s, struct tw_trun *run, bool send)
     run->tenant->nadapters--;
     free(run->state);
     run->state = tw_xstrdup("ended");
+    if (!send)
+        return;
     o = tw_op_new(NULL, s);
-    tw_op_add(o, "UPDATE run SET state = 'ended' WHERE id = ?", "t", run->id);
-    tw_op_add(o, "DELETE FROM native WHERE run = ?", "t", run->id);
-    tw_op_add(o, "DELETE FROM body WHERE n IN (SELECT n FROM request WHERE target = ? AND state > 0)", "t",
-            run->id);
+    ended(run, o);
     tw_store_submit(s->store, o);
-    if (send)
-        tw_glue_send(s, tw_trun_work(s, run, TW_UNLOAD));
+    tw_glue_send(s, tw_trun_work(s, run, TW_UNLOAD));
+}
+
+/* Creating, loading and unloading went well. */
+void tw_trun_finish(struct tw_srv *s, struct tw_future *f, struct tw_work *w)
+{
+    struct tw_op *o = tw_op_new(NULL, s);
+    struct tw_buf b = { 0 };
+
+    if (f->kind == TW_KIND_CREATE_MODEL || f->kind == TW_KIND_LOAD_CREATE) {
+        if (!f->replay) {
+            free(f->run->state);
+            f->run->state = tw_xstrdup("live");
+        }
+        tw_op_add(o, "UPDATE run SET state = 'live' WHERE id = ?", "t", f->run->id);
+    }
+    if (f->kind == TW_KIND_UNLOAD) {
+        tw_trun_end(s, f->run, false);  /* after a start it lives again until then */
+        ended(f->run, o);
+    }
+    if (w->result.json.n)               /* of the native API */
+        tw_buf_adds(&b, tw_buf_str(&w->result.json));
+    else if (f->kind == TW_KIND_CREATE_MODEL)
+        result(&b, "model_id", f->target, "create_model");
+    else if (f->kind == TW_KIND_UNLOAD)
+        result(&b, "model_id", f->target, "unload_model");
+    else
+        tw_buf_printf(&b, "{\"model_id\": \"%s\", \"type\": \"load_weights\"}", f->target);
+    tw_future_done(s, f, tw_blob_new(b.p, b.n), NULL, o);
+    tw_buf_free(&b);
 }
 
 static void unload(struct tw_srv *s, struct tw_req *r)
