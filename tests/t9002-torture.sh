@@ -39,6 +39,22 @@ test_case 'what is not there, and a folder: named in one line' '
 	    done
 	done
 '
+test_case 'a folder that may not be looked into is not one without a model' '
+	[ "$(id -u)" != 0 ] || command -v setpriv >/dev/null || test_skip "no setpriv(1)"
+	nobody=
+	[ "$(id -u)" != 0 ] || nobody="setpriv --reuid=65534 --regid=65534 --clear-groups"
+	mkdir -p closed/in
+	cp "$DATA"/models/qwen3/config.json closed/in/
+	chmod 000 closed/in
+	$nobody test -r "$PWD" || test_skip "others may not come here"
+	for f in closed/in closed/in/deeper; do
+	    for o in "-m $f" "-m tiny --adapter $f"; do
+	        test_exit 1 $nobody tw-sample $o /dev/null 2>err
+	        test_equal "$(cat err)" "tw-sample: $f: cannot open: Permission denied"
+	    done
+	done
+	chmod 700 closed/in
+'
 test_case 'an output that cannot be made is named before any work' '
 	cd "$TMP"
 	for c in "tw-preprocess -q" "tw-encode -m tiny" "tw-sample -m m" "tw-reward exact" "tw-fetch -d"; do

@@ -64,7 +64,10 @@ static char *latest_of(const char *dir)
 static int not_a_folder(const char *name, const char *what, struct tw_err *err)
 {
     size_t n = strlen(name);
+    struct stat st;
 
+    if (n && stat(name, &st) && errno != ENOENT && errno != ENOTDIR)
+        return tw_fail(err, name, 0, "cannot open: %s", strerror(errno));
     if (!n)
         return tw_fail(err, NULL, 0, "an empty name where %s is wanted", what);
     if (tw_is_file(name) && n > 5 && !strcmp(name + n - 5, ".gguf"))
@@ -109,7 +112,9 @@ static char *local_model(const char *model, struct tw_err *err)
         dir = tw_xstrdup(model);
     if (is_model(dir))
         return dir;
-    if (is_adapter(dir))
+    if (access(dir, R_OK | X_OK))
+        tw_fail(err, dir, 0, "cannot open: %s", strerror(errno));
+    else if (is_adapter(dir))
         tw_fail(err, dir, 0, "holds an adapter, not a model: give its base model with --model and "
                 "this with --adapter");
     else
@@ -156,7 +161,10 @@ char *tw_adapter_dir(const char *adapter, struct tw_err *err)
         dir = tw_xstrdup(adapter);
     if (is_adapter(dir))
         return dir;
-    tw_fail(err, dir, 0, "holds no adapter: adapter_config.json is not in it");
+    if (access(dir, R_OK | X_OK))
+        tw_fail(err, dir, 0, "cannot open: %s", strerror(errno));
+    else
+        tw_fail(err, dir, 0, "holds no adapter: adapter_config.json is not in it");
     free(dir);
     return NULL;
 }
