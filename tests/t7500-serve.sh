@@ -116,6 +116,12 @@ ok(\"tml-b\"); ok(\"tml-c\", 401)
 test_case 'without keys it listens on loopback addresses and sockets only' '
 	test_exit 2 tw-serve -m tiny --listen 0.0.0.0:0 2>err
 	test_text err "needs --keys"
+	for l in nonsense 127.0.0.1 127.0.0.1: 127.0.0.1:99999 127.0.0.1:-1 localhost:x :8000; do
+	    test_exit 2 tw-serve -m tiny --listen $l 2>err
+	    test_equal "$(cat err)" "tw-serve: --listen: $l is not HOST:PORT or unix:PATH"
+	done
+	test_exit 1 tw-serve -m tiny --listen no.such.host.invalid:8000 2>err
+	test_text err "tw-serve: --listen: no.such.host.invalid: "
 	test_exit 2 tw-serve -m tiny --listen nonsense 2>err
 	test_exit 2 tw-serve -m tiny --tls-cert x 2>err
 	(

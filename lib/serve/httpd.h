@@ -112,7 +112,7 @@ int64_t tw_httpd_limit(const struct tw_httpd *h);         /* connections at once
 void tw_httpd_quiesce(struct tw_httpd *h);                /* takes no new connection */
 void tw_httpd_close(struct tw_httpd *h);
 
-/* Whether the address of --listen is a loopback one or a socket in the file system. */
-bool tw_listen_local(const char *listen);
+/* LOCAL: whether the address of --listen is a loopback one or a socket in the file system. -1: it is none. */
+int tw_listen_local(const char *listen, bool *local, struct tw_err *err);
 
 #endif

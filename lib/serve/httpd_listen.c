@@ -47,20 +47,23 @@ static bool loopback(const struct sockaddr *a)
     return !memcmp(&v6.sin6_addr, one, 16);
 }
 
-bool tw_listen_local(const char *listen)
+int tw_listen_local(const char *listen, bool *local, struct tw_err *err)
 {
     struct addrinfo hint = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE }, *list, *a;
     char host[256], port[16];
-    bool local = true;
+    int bad;
 
+    *local = true;
     if (!strncmp(listen, "unix:", 5))
-        return true;
-    if (split_host(listen, host, port, NULL) || getaddrinfo(host, port, &hint, &list))
-        return false;
+        return 0;
+    if (split_host(listen, host, port, err))
+        return -1;
+    if ((bad = getaddrinfo(host, port, &hint, &list)))
+        return tw_fail(err, "--listen", 0, "%s: %s", host, gai_strerror(bad));
     for (a = list; a; a = a->ai_next)
-        local = local && loopback(a->ai_addr);
+        *local = *local && loopback(a->ai_addr);
     freeaddrinfo(list);
-    return local;
+    return 0;
 }
 
 /* A socket file that nobody answers on is a dead server's and is taken over. */

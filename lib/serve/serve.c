@@ -74,11 +74,6 @@ static int open_http(struct tw_srv *s, struct tw_err *err)
         .done = tw_route_done,
     };
 
-    if (!s->o->tls_cert != !s->o->tls_key)
-        return tw_fail_code(err, TW_EMISUSE, "--tls-cert", 0, "goes with --tls-key");
-    if (!s->o->keys && !tw_listen_local(s->o->listen))
-        return tw_fail_code(
-                err, TW_EMISUSE, "--listen", 0, "%s is open to others: that needs --keys", s->o->listen);
     s->http = tw_httpd_open(&h, err);
     return s->http ? tw_httpd_watch(s->http, s->box.fd, err) : -1;
 }
@@ -313,6 +308,21 @@ static int one_device(const struct tw_serve_opts *o, struct tw_err *err)
     return ret ? -1 : 0;
 }
 
+/* What can be told of --listen before anything is made. */
+static int may_listen(const struct tw_serve_opts *o, struct tw_err *err)
+{
+    bool local;
+
+    if (!o->tls_cert != !o->tls_key)
+        return tw_fail_code(err, TW_EMISUSE, "--tls-cert", 0, "goes with --tls-key");
+    if (tw_listen_local(o->listen, &local, err))
+        return -1;
+    if (!o->keys && !local)
+        return tw_fail_code(err, TW_EMISUSE, "--listen", 0, "%s is open to others: that needs --keys",
+                o->listen);
+    return 0;
+}
+
 int tw_serve(const struct tw_serve_opts *o, struct tw_err *err)
 {
     struct tw_srv s = { .o = o, .started = tw_wall() };
@@ -320,7 +330,7 @@ int tw_serve(const struct tw_serve_opts *o, struct tw_err *err)
     mode_t mask;
     int sigfd, ret = -1;
 
-    if (one_device(o, err))
+    if (one_device(o, err) || may_listen(o, err))
         return -1;
     mask = umask(077);                          /* the state is nobody else's to read */
     sigfd = signals(&set, err);
