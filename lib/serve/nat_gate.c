@@ -1,4 +1,5 @@
 /* nat_gate.c - /api/v1/twinkle: what there is on the server, for twinkle_client */
+#include "list.h"
 #include "serve/nat.h"
 
 static void health(struct tw_srv *s, struct tw_req *r) { tw_nat_reply_text(r, "{\"status\": \"ok\"}"); }
@@ -82,141 +83,25 @@ static void heartbeat(struct tw_srv *s, struct tw_req *r)
     tw_nat_reply_text(r, "{}");
 }
 
-static void time_of(struct tw_jw *w, double t)
-{
-    char iso[40];
-
-    tw_jw_cstr(w, tw_iso(iso, t));
-}
-
-static void json_or_null(struct tw_jw *w, const char *json)
-{
-    if (json)
-        tw_jw_raw(w, tw_str(json));
-    else
-        tw_jw_null(w);
-}
-
-static void put_flags(struct tw_jw *w, const char *lora)
-{
-    static const char *const flag[] = { "train_unembed", "train_mlp", "train_attn" };
-
-    tw_jw_key(w, "is_lora");
-    tw_jw_bool(w, lora != NULL);
-    tw_jw_key(w, "lora_rank");
-    if (lora)
-        tw_jw_int(w, tw_lora_int(lora, "rank", 0));
-    else
-        tw_jw_null(w);
-    for (int i = 0; i < 3; i++) {
-        tw_jw_key(w, flag[i]);
-        tw_jw_bool(w, !lora || tw_lora_int(lora, flag[i], 1));
-    }
-}
-
-static const char *twinkle_path(struct tw_req *r, const struct tw_saved *c)
-{
-    return tw_arena_printf(&r->arena, "twinkle://%s", c->path);
-}
-
-static void put_ckpt(struct tw_req *r, struct tw_jw *w, const struct tw_saved *c)
-{
-    tw_jw_obj(w);
-    tw_jw_key(w, "checkpoint_id");
-    tw_jw_cstr(w, strchr(c->path, '/') + 1);
-    tw_jw_key(w, "checkpoint_type");
-    tw_jw_cstr(w, !strcmp(c->kind, "sampler_weights") ? "sampler" : "training");
-    tw_jw_key(w, "time");
-    time_of(w, c->created);
-    tw_jw_key(w, "size_bytes");
-    tw_jw_int(w, c->bytes);
-    tw_jw_key(w, "public");
-    tw_jw_bool(w, c->public);
-    tw_jw_key(w, "twinkle_path");
-    tw_jw_cstr(w, twinkle_path(r, c));
-    tw_jw_key(w, "base_model");
-    tw_jw_cstr(w, c->base);
-    put_flags(w, c->lora);
-    tw_jw_key(w, "user_metadata");
-    json_or_null(w, c->user_metadata);
-    tw_jw_obj_end(w);
-}
-
 /* What a client reads and writes here; external copies are the Tinker API's alone. */
 static bool ours(const struct tw_saved *c) { return *c->kind != 'e'; }
 
-static void put_last(struct tw_srv *s, struct tw_req *r, struct tw_jw *w, const struct tw_trun *run,
-        const char *key, const char *kind)
-{
-    tw_jw_key(w, key);
-    for (int64_t i = s->ckpt.n; i--;) {
-        const struct tw_saved *c = s->ckpt.v[i];
-
-        if (!strcmp(c->run, run->id) && !strcmp(c->kind, kind)) {
-            put_ckpt(r, w, c);
-            return;
-        }
-    }
-    tw_jw_null(w);
-}
-
-static void put_run(struct tw_srv *s, struct tw_req *r, struct tw_jw *w, const struct tw_trun *run)
-{
-    tw_jw_obj(w);
-    tw_jw_key(w, "training_run_id");
-    tw_jw_cstr(w, run->id);
-    tw_jw_key(w, "base_model");
-    tw_jw_cstr(w, run->base);
-    tw_jw_key(w, "model_owner");
-    tw_jw_cstr(w, run->tenant->name);
-    tw_jw_key(w, "save_dir");
-    tw_jw_null(w);
-    tw_jw_key(w, "corrupted");
-    tw_jw_bool(w, !strcmp(run->state, "failed"));
-    put_flags(w, run->lora);
-    tw_jw_key(w, "last_request_time");
-    time_of(w, run->used);
-    put_last(s, r, w, run, "last_checkpoint", "weights");
-    put_last(s, r, w, run, "last_sampler_checkpoint", "sampler_weights");
-    tw_jw_key(w, "user_metadata");
-    json_or_null(w, run->user_metadata);
-    tw_jw_obj_end(w);
-}
-
 static void runs(struct tw_srv *s, struct tw_req *r)
 {
-    int64_t limit = 20, offset = 0, n = 0;
     struct tw_buf b = { 0 };
+    struct tw_page p;
     struct tw_jw w;
 
-    if (!tw_nat_head(r) || tw_req_query_int(r, "limit", 0, 1000000, &limit) < 0 ||
-            tw_req_query_int(r, "offset", 0, INT64_MAX / 2, &offset) < 0)
+    if (!tw_nat_head(r) || tw_page_of(r, &p, 20))
         return;
-    tw_jw_init(&w, &b);
-    tw_jw_obj(&w);
-    tw_jw_key(&w, "training_runs");
-    tw_jw_arr(&w);
+    tw_page_begin(&w, &b, "training_runs");
     for (int64_t i = s->run.n; i--;) {
         const struct tw_trun *run = s->run.v[i];
 
-        if (run->tenant != r->tenant)
-            continue;
-        if (n >= offset && n - offset < limit)
-            put_run(s, r, &w, run);
-        n++;
+        if (run->tenant == r->tenant && tw_page_has(&p))
+            tw_list_run(s, &w, run, true);
     }
-    tw_jw_arr_end(&w);
-    tw_jw_key(&w, "cursor");
-    tw_jw_obj(&w);
-    tw_jw_key(&w, "limit");
-    tw_jw_int(&w, limit);
-    tw_jw_key(&w, "offset");
-    tw_jw_int(&w, offset);
-    tw_jw_key(&w, "total_count");
-    tw_jw_int(&w, n);
-    tw_jw_obj_end(&w);
-    tw_jw_obj_end(&w);
-    tw_reply_json(r, 200, &b);
+    tw_page_end(r, &w, &b, &p);
 }
 
 static struct tw_trun *run_of(struct tw_srv *s, struct tw_req *r, int seg)
@@ -240,7 +125,7 @@ static void one_run(struct tw_srv *s, struct tw_req *r)
     if (!run)
         return;
     tw_jw_init(&w, &b);
-    put_run(s, r, &w, run);
+    tw_list_run(s, &w, run, true);
     tw_reply_json(r, 200, &b);
 }
 
@@ -252,21 +137,14 @@ static void ckpts(struct tw_srv *s, struct tw_req *r)
 
     if (!run)
         return;
-    tw_jw_init(&w, &b);
-    tw_jw_obj(&w);
-    tw_jw_key(&w, "checkpoints");
-    tw_jw_arr(&w);
+    tw_page_begin(&w, &b, "checkpoints");
     for (int64_t i = 0; i < s->ckpt.n; i++) {
         const struct tw_saved *c = s->ckpt.v[i];
 
         if (!strcmp(c->run, run->id) && ours(c))
-            put_ckpt(r, &w, c);
+            tw_list_ckpt(&w, c, true);
     }
-    tw_jw_arr_end(&w);
-    tw_jw_key(&w, "cursor");
-    tw_jw_null(&w);
-    tw_jw_obj_end(&w);
-    tw_reply_json(r, 200, &b);
+    tw_page_end(r, &w, &b, NULL);
 }
 
 /* The checkpoint of the path's run and of the segments from SEG on; else an error was sent. */
@@ -316,8 +194,7 @@ static void path_of(struct tw_srv *s, struct tw_req *r)
     tw_jw_obj(&w);
     tw_jw_key(&w, "path");
     tw_jw_cstr(&w, c->dir);
-    tw_jw_key(&w, "twinkle_path");
-    tw_jw_cstr(&w, twinkle_path(r, c));
+    tw_list_path(&w, c, true);
     tw_jw_obj_end(&w);
     tw_reply_json(r, 200, &b);
 }
@@ -347,7 +224,7 @@ static void weights_info(struct tw_srv *s, struct tw_req *r)
     tw_jw_cstr(&w, c->base);
     tw_jw_key(&w, "model_owner");
     tw_jw_cstr(&w, c->tenant->name);
-    put_flags(&w, c->lora);
+    tw_list_flags(&w, c->lora);
     tw_jw_obj_end(&w);
     tw_reply_json(r, 200, &b);
 }

@@ -1,71 +1,5 @@
 /* rest.c - what there is: runs, their checkpoints, sessions */
-#include "records.h"
-
-static void time_or_null(struct tw_jw *w, double t)
-{
-    char iso[40];
-
-    if (t > 0)
-        tw_jw_cstr(w, tw_iso(iso, t));
-    else
-        tw_jw_null(w);
-}
-
-static void text_or_null(struct tw_jw *w, const char *s)
-{
-    if (s)
-        tw_jw_cstr(w, s);
-    else
-        tw_jw_null(w);
-}
-
-/* A stored JSON object with each value as a text, which clients insist on. */
-static void texts(struct tw_jw *w, const char *json)
-{
-    struct tw_arena a = { 0 };
-    const struct tw_json *j = json ? tw_json_parse(&a, tw_str(json), NULL) : NULL;
-
-    if (!j || j->type != TW_JOBJ) {
-        tw_jw_null(w);
-    } else {
-        tw_jw_obj(w);
-        for (int64_t i = 0; i < j->n; i++) {
-            tw_jw_key_n(w, j->item[i].key);
-            tw_jw_str(w, j->item[i].type == TW_JSTR ? j->item[i].str : j->item[i].raw);
-        }
-        tw_jw_obj_end(w);
-    }
-    tw_arena_free(&a);
-}
-
-static void write_ckpt(struct tw_jw *w, const struct tw_saved *c)
-{
-    struct tw_buf path = { 0 };
-
-    tw_jw_obj(w);
-    tw_jw_key(w, "checkpoint_id");
-    tw_jw_cstr(w, strchr(c->path, '/') + 1);
-    tw_jw_key(w, "checkpoint_type");
-    tw_jw_cstr(w,
-            !strcmp(c->kind, "weights")                   ? "training"
-                    : !strcmp(c->kind, "sampler_weights") ? "sampler"
-                                                          : "external");
-    tw_jw_key(w, "time");
-    time_or_null(w, c->created);
-    tw_jw_key(w, "tinker_path");
-    tw_buf_printf(&path, "tinker://%s", c->path);
-    tw_jw_str(w, tw_buf_str(&path));
-    tw_buf_free(&path);
-    tw_jw_key(w, "size_bytes");
-    tw_jw_int(w, c->bytes);
-    tw_jw_key(w, "public");
-    tw_jw_bool(w, c->public);
-    tw_jw_key(w, "expires_at");
-    time_or_null(w, c->expires);
-    tw_jw_key(w, "user_metadata");
-    texts(w, c->user_metadata);
-    tw_jw_obj_end(w);
-}
+#include "list.h"
 
 static bool sees(const struct tw_saved *c, const struct tw_tenant *t)
 {
@@ -87,115 +21,25 @@ static bool old_client(struct tw_req *r)
     return major == 0 && minor <= 25;
 }
 
-static const struct tw_saved *last_of(struct tw_srv *s, const struct tw_trun *run, const char *kind)
-{
-    for (int64_t i = s->ckpt.n; i--;) {
-        const struct tw_saved *c = s->ckpt.v[i];
-
-        if (!strcmp(c->run, run->id) && !strcmp(c->kind, kind))
-            return c;
-    }
-    return NULL;
-}
-
-static void write_run(struct tw_srv *s, struct tw_jw *w, const struct tw_trun *run)
-{
-    static const char *const kind[] = { "weights", "sampler_weights" };
-    static const char *const key[] = { "last_checkpoint", "last_sampler_checkpoint" };
-
-    tw_jw_obj(w);
-    tw_jw_key(w, "training_run_id");
-    tw_jw_cstr(w, run->id);
-    tw_jw_key(w, "base_model");
-    tw_jw_cstr(w, run->base);
-    tw_jw_key(w, "model_owner");
-    tw_jw_cstr(w, run->tenant->name);
-    tw_jw_key(w, "is_lora");
-    tw_jw_bool(w, run->rank > 0);
-    tw_jw_key(w, "corrupted");
-    tw_jw_bool(w, !strcmp(run->state, "failed"));
-    tw_jw_key(w, "lora_rank");
-    tw_jw_int(w, run->rank);
-    tw_jw_key(w, "last_request_time");
-    time_or_null(w, run->used);
-    for (int i = 0; i < 2; i++) {
-        const struct tw_saved *c = last_of(s, run, kind[i]);
-
-        tw_jw_key(w, key[i]);
-        if (c)
-            write_ckpt(w, c);
-        else
-            tw_jw_null(w);
-    }
-    tw_jw_key(w, "user_metadata");
-    texts(w, run->user_metadata);
-    tw_jw_obj_end(w);
-}
-
-struct page {
-    int64_t limit, offset, total, seen;
-};
-
-static int page_of(struct tw_req *r, struct page *p, int64_t limit)
-{
-    *p = (struct page){ .limit = limit };
-    return tw_req_query_int(r, "limit", 0, 1000000, &p->limit) < 0 ||
-                    tw_req_query_int(r, "offset", 0, INT64_MAX / 2, &p->offset) < 0
-            ? -1
-            : 0;
-}
-
-/* Counts one that is listed; whether it is on the page. */
-static bool on_page(struct page *p)
-{
-    int64_t i = p->total++;
-
-    return i >= p->offset && i - p->offset < p->limit;
-}
-
-static void cursor(struct tw_jw *w, const struct page *p)
-{
-    tw_jw_key(w, "cursor");
-    tw_jw_obj(w);
-    tw_jw_key(w, "offset");
-    tw_jw_int(w, p->offset);
-    tw_jw_key(w, "limit");
-    tw_jw_int(w, p->limit);
-    tw_jw_key(w, "total_count");
-    tw_jw_int(w, p->total);
-    tw_jw_obj_end(w);
-}
-
-static void begin(struct tw_jw *w, struct tw_buf *b, const char *key)
-{
-    tw_jw_init(w, b);
-    tw_jw_obj(w);
-    tw_jw_key(w, key);
-    tw_jw_arr(w);
-}
-
 static void list_runs(struct tw_srv *s, struct tw_req *r)
 {
     const char *project = tw_req_query(r, "project_id");
     struct tw_buf b = { 0 };
-    struct page p;
+    struct tw_page p;
     struct tw_jw w;
 
-    if (page_of(r, &p, 20))
+    if (tw_page_of(r, &p, 20))
         return;
-    begin(&w, &b, "training_runs");
+    tw_page_begin(&w, &b, "training_runs");
     for (int64_t i = s->run.n; i--;) {
         const struct tw_trun *run = s->run.v[i];
 
         if (run->tenant != r->tenant || (project && (!run->project || strcmp(project, run->project))))
             continue;
-        if (on_page(&p))
-            write_run(s, &w, run);
+        if (tw_page_has(&p))
+            tw_list_run(s, &w, run, false);
     }
-    tw_jw_arr_end(&w);
-    cursor(&w, &p);
-    tw_jw_obj_end(&w);
-    tw_reply_json(r, 200, &b);
+    tw_page_end(r, &w, &b, &p);
 }
 
 /* A run of the tenant's, or one with something published. */
@@ -224,7 +68,7 @@ static void get_run(struct tw_srv *s, struct tw_req *r)
     if (!run)
         return;
     tw_jw_init(&w, &b);
-    write_run(s, &w, run);
+    tw_list_run(s, &w, run, false);
     tw_reply_json(r, 200, &b);
 }
 
@@ -236,39 +80,32 @@ static void run_ckpts(struct tw_srv *s, struct tw_req *r)
 
     if (!run)
         return;
-    begin(&w, &b, "checkpoints");
+    tw_page_begin(&w, &b, "checkpoints");
     for (int64_t i = 0; i < s->ckpt.n; i++) {
         const struct tw_saved *c = s->ckpt.v[i];
 
         if (!strcmp(c->run, run->id) && sees(c, r->tenant) && (*c->kind != 'e' || !old_client(r)))
-            write_ckpt(&w, c);
+            tw_list_ckpt(&w, c, false);
     }
-    tw_jw_arr_end(&w);
-    tw_jw_key(&w, "cursor");
-    tw_jw_null(&w);
-    tw_jw_obj_end(&w);
-    tw_reply_json(r, 200, &b);
+    tw_page_end(r, &w, &b, NULL);
 }
 
 static void list_ckpts(struct tw_srv *s, struct tw_req *r)
 {
     struct tw_buf b = { 0 };
-    struct page p;
+    struct tw_page p;
     struct tw_jw w;
 
-    if (page_of(r, &p, 100))
+    if (tw_page_of(r, &p, 100))
         return;
-    begin(&w, &b, "checkpoints");
+    tw_page_begin(&w, &b, "checkpoints");
     for (int64_t i = s->ckpt.n; i--;) {
         const struct tw_saved *c = s->ckpt.v[i];
 
-        if (c->tenant == r->tenant && (*c->kind != 'e' || !old_client(r)) && on_page(&p))
-            write_ckpt(&w, c);
+        if (c->tenant == r->tenant && (*c->kind != 'e' || !old_client(r)) && tw_page_has(&p))
+            tw_list_ckpt(&w, c, false);
     }
-    tw_jw_arr_end(&w);
-    cursor(&w, &p);
-    tw_jw_obj_end(&w);
-    tw_reply_json(r, 200, &b);
+    tw_page_end(r, &w, &b, &p);
 }
 
 static void weights_info(struct tw_srv *s, struct tw_req *r)
@@ -307,14 +144,14 @@ static void weights_info(struct tw_srv *s, struct tw_req *r)
 static void list_sessions(struct tw_srv *s, struct tw_req *r)
 {
     struct tw_buf b = { 0 };
-    struct page p;
+    struct tw_page p;
     struct tw_jw w;
 
-    if (page_of(r, &p, 20))
+    if (tw_page_of(r, &p, 20))
         return;
-    begin(&w, &b, "sessions");
+    tw_page_begin(&w, &b, "sessions");
     for (int64_t i = s->nsess; i--;)
-        if (s->sess[i]->tenant == r->tenant && on_page(&p))
+        if (s->sess[i]->tenant == r->tenant && tw_page_has(&p))
             tw_jw_cstr(&w, s->sess[i]->id);
     tw_jw_arr_end(&w);
     tw_jw_obj_end(&w);
@@ -339,7 +176,7 @@ static void get_session(struct tw_srv *s, struct tw_req *r)
 
     if (!e)
         return;
-    begin(&w, &b, "training_run_ids");
+    tw_page_begin(&w, &b, "training_run_ids");
     for (int64_t i = 0; i < s->run.n; i++)
         if (((struct tw_trun *)s->run.v[i])->sess == e)
             tw_jw_cstr(&w, ((struct tw_trun *)s->run.v[i])->id);
@@ -351,9 +188,9 @@ static void get_session(struct tw_srv *s, struct tw_req *r)
             tw_jw_cstr(&w, ((struct tw_smp *)s->sampler.v[i])->id);
     tw_jw_arr_end(&w);
     tw_jw_key(&w, "user_metadata");
-    texts(&w, e->user_metadata);
+    tw_list_meta(&w, e->user_metadata, false);
     tw_jw_key(&w, "display_name");
-    text_or_null(&w, e->display_name);
+    tw_list_text(&w, e->display_name);
     tw_jw_obj_end(&w);
     tw_reply_json(r, 200, &b);
 }
@@ -371,7 +208,7 @@ static void write_found(struct tw_srv *s, struct tw_jw *w, const struct tw_sess 
     tw_jw_key(w, "session_id");
     tw_jw_cstr(w, e->id);
     tw_jw_key(w, "created_at");
-    time_or_null(w, e->created);
+    tw_list_time(w, e->created);
     tw_jw_key(w, "owner");
     tw_jw_cstr(w, e->tenant->name);
     tw_jw_key(w, "project_id");
@@ -379,7 +216,7 @@ static void write_found(struct tw_srv *s, struct tw_jw *w, const struct tw_sess 
     tw_jw_key(w, "checkpoints_count");
     tw_jw_int(w, n);
     tw_jw_key(w, "display_name");
-    text_or_null(w, e->display_name);
+    tw_list_text(w, e->display_name);
     tw_jw_key(w, "status");
     tw_jw_obj(w);
     tw_jw_key(w, "type");
@@ -428,7 +265,7 @@ static void search_sessions(struct tw_srv *s, struct tw_req *r)
 {
     const struct tw_json *j = tw_req_json(r), *meta, *projects;
     struct tw_str id = { 0 }, name = { 0 };
-    struct page p = { .limit = 50 };
+    struct tw_page p = { .limit = 50 };
     struct tw_buf b = { 0 };
     struct tw_jw w;
 
@@ -438,13 +275,13 @@ static void search_sessions(struct tw_srv *s, struct tw_req *r)
     tw_json_get_int(j, "limit", &p.limit, NULL);
     meta = tw_json_get(j, "user_metadata");
     projects = tw_json_get(j, "project_ids");
-    begin(&w, &b, "sessions");
+    tw_page_begin(&w, &b, "sessions");
     for (int64_t i = s->nsess; i--;) {
         const struct tw_sess *e = s->sess[i];
 
         if (e->tenant == r->tenant && (!id.p || tw_str_is(id, e->id)) &&
                 (!name.p || (e->display_name && tw_str_is(name, e->display_name))) &&
-                any_of(projects, e->project) && meta_has(e->user_metadata, meta) && on_page(&p))
+                any_of(projects, e->project) && meta_has(e->user_metadata, meta) && tw_page_has(&p))
             write_found(s, &w, e);
     }
     tw_jw_arr_end(&w);
