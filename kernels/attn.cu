@@ -254,13 +254,15 @@ static int32_t splits(const struct cu_attn *t, const struct tw_attn *a)
 static bool begin(struct cu_dev *d, struct attn_arg *x, const struct tw_attn *a, bool few)
 {
     int64_t group = a->nh / a->nkv;
+    int near = a->window && a->seq[0].block;
 
     if (a->hd > 256) {
         cu_fail(d, "attention with heads of %lld: 256 is the most", (long long)a->hd);
         return false;
     }
-    if (!d->attn)
-        d->attn = new (std::nothrow) cu_attn();
+    if (!d->attn_of[near])
+        d->attn_of[near] = new (std::nothrow) cu_attn();
+    d->attn = d->attn_of[near];
     if (!d->attn || !table(d, a, few))
         return false;
     *x = attn_arg();
@@ -423,14 +425,14 @@ void cu_attn_ops(struct tw_ops *o)
 
 void cu_attn_close(struct cu_dev *d)
 {
-    struct cu_attn *t = d->attn;
-
-    if (!t)
-        return;
-    cudaFree(t->dev.p);
-    free(t->host);
-    free(t->seq);
-    free(t->ptr);
-    delete t;
-    d->attn = NULL;
+    for (struct cu_attn *t : d->attn_of) {
+        if (!t)
+            continue;
+        cudaFree(t->dev.p);
+        free(t->host);
+        free(t->seq);
+        free(t->ptr);
+        delete t;
+    }
+    d->attn = d->attn_of[0] = d->attn_of[1] = NULL;
 }

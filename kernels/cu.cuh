@@ -37,7 +37,8 @@ struct cu_dev {
     struct tw_err err;          /* the first failure */
     struct cu_buf scratch[CU_NSCRATCH];
     struct cu_gemm *gemm;
-    struct cu_attn *attn;
+    struct cu_attn *attn, *attn_of[2];  /* of the call at hand: over blocks, layers with a window have
+                                 * one of their own (1), for theirs are other blocks */
     struct cu_delta *delta;
     struct cu_step *step;
     char *ring;                 /* pinned host memory for uploads, used round and round */

@@ -143,12 +143,13 @@ static int64_t power(int64_t n, int64_t least)
 enum { SPLIT_KEYS = 512 };      /* keys of one block of attention */
 
 struct shape {                  /* of a step; with what its caller says, the key of its record */
-    int64_t rows, maxb, seen, top, lora, max_r;
+    int64_t rows, maxb, seen, top, lora, max_r, near;
 };
 
 static struct shape shape_of(const struct tw_step *s)
 {
-    struct shape x = { bucket(s->n), 0, 0, 0, s->nslot > 0, s->nslot ? power(s->max_r, 1) : 0 };
+    struct shape x = { bucket(s->n), 0, 0, 0, s->nslot > 0, s->nslot ? power(s->max_r, 1) : 0,
+        s->near != NULL };
     int64_t longest = 0;
 
     for (int64_t i = 0; i < s->n; i++) {
@@ -173,7 +174,7 @@ static void fill_row(struct choose_row *to, const struct tw_choice *c, int32_t *
 
 /* Where the parts of a step's input begin; the whole in n. */
 struct parts {
-    size_t id, pos, slot, row, blk, rec, mark, seen, n;
+    size_t id, pos, slot, row, blk, near, rec, mark, seen, n;
 };
 
 static struct parts parts_of(const struct shape *x)
@@ -183,7 +184,8 @@ static struct parts parts_of(const struct shape *x)
 
     p.row = 0;
     p.blk = T * sizeof(struct choose_row);
-    p.rec = p.blk + T * (size_t)x->maxb * sizeof(void *);
+    p.near = p.blk + T * (size_t)x->maxb * sizeof(void *);
+    p.rec = p.near + (x->near ? p.near - p.blk : 0);
     p.mark = p.rec + T * sizeof(void *);
     p.id = p.mark + T * sizeof(void *);
     p.pos = p.id + T * 4;
@@ -197,13 +199,14 @@ static void fill_in(struct cu_step *s, const struct tw_step *in, const struct sh
         const struct parts *p)
 {
     struct choose_row *row = (struct choose_row *)(s->host + p->row);
-    void **blk = (void **)(s->host + p->blk), **rec = (void **)(s->host + p->rec);
-    void **mark = (void **)(s->host + p->mark);
+    void **blk = (void **)(s->host + p->blk), **near = (void **)(s->host + p->near);
+    void **rec = (void **)(s->host + p->rec), **mark = (void **)(s->host + p->mark);
     int32_t *id = (int32_t *)(s->host + p->id), *pos = (int32_t *)(s->host + p->pos);
     int32_t *slot = (int32_t *)(s->host + p->slot), *seen = (int32_t *)(s->host + p->seen), at = 0;
 
     for (int64_t i = 0; i < x->rows; i++) {
         bool real = i < in->n;
+        size_t blocks = real ? (size_t)(in->pos[i] / TW_KV_BLOCK + 1) * sizeof *blk : 0;
 
         id[i] = real ? in->id[i] : 0;
         pos[i] = real ? in->pos[i] : -1;
@@ -214,8 +217,9 @@ static void fill_in(struct cu_step *s, const struct tw_step *in, const struct sh
         if (!real)
             continue;
         if (in->block[i])
-            memcpy(blk + i * x->maxb, in->block[i],
-                   (size_t)(in->pos[i] / TW_KV_BLOCK + 1) * sizeof *blk);
+            memcpy(blk + i * x->maxb, in->block[i], blocks);
+        if (x->near && in->near[i])
+            memcpy(near + i * x->maxb, in->near[i], blocks);
         fill_row(&row[i], &in->choice[i], seen, at);
         at += (int32_t)in->choice[i].nseen;
     }
@@ -302,6 +306,7 @@ static void set_view(struct cu_dev *d, const struct shape *x, const struct parts
     s->view.pos = (const int32_t *)(dev + p->pos);
     s->view.slot = (const int32_t *)(dev + p->slot);
     s->view.blk = (char *const *)(dev + p->blk);
+    s->view.near = (char *const *)(dev + p->near);
     s->view.rec = (char *const *)(dev + p->rec);
     s->view.mark = (char *const *)(dev + p->mark);
     s->view.norm_off = s->in->norm_off;

@@ -35,7 +35,7 @@ struct choose_arg {
 /* The input of a step, as kernels see it; all (dev), rows behind the n-th have pos -1. */
 struct step_view {
     const int32_t *id, *pos, *slot;
-    char *const *blk;           /* [T, maxb] */
+    char *const *blk, *const *near;     /* [T, maxb] near: of layers with a window */
     char *const *rec, *const *mark;     /* [T] recurrent states; where they are to be copied, or NULL */
     const struct tw_step_lora *lora;    /* NULL: no adapters */
     int32_t maxb, nmodule, max_r;

@@ -448,6 +448,8 @@ void cu_step_attn(struct tw_dev *dev, struct tw_tensor *o, const struct tw_tenso
     size_t parts = (size_t)(o->rows * g->nh * (g->hd + 2)) * 4;
 
     a.v = *cu_step_view(d);
+    if (g->window)
+        a.v.blk = a.v.near;
     if (a.v.splits > 1) {
         a.part = (float *)cu_step_buf(d, STEP_PART, parts * (size_t)a.v.splits);
         if (!a.part)

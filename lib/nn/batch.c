@@ -130,3 +130,11 @@ int tw_batch_pack(struct tw_batch *b, struct tw_model *m, const struct tw_seq *s
     give_slots(b, m);
     return check_length(m, b, err);
 }
+
+void tw_batch_layer(const struct tw_batch *b, const struct tw_layer *l)
+{
+    for (int64_t i = 0; b->states && i < b->nseq; i++) {
+        b->attn[i].block = b->page[l->kv_kind][i];
+        b->attn[i].offset = l->kv_offset;
+    }
+}

@@ -22,6 +22,7 @@ struct tw_batch {
     struct tw_span *span;
     struct tw_attn_seq *attn;   /* [nseq] */
     struct tw_delta_seq *delta; /* [nseq] */
+    void *const **page[TW_KV_KINDS];    /* [nseq] each one's blocks of keys and values, where states: */
     bool states;                /* the sequences have decode states */
 };
 
@@ -30,5 +31,7 @@ int tw_batch_check(const struct tw_model *m, const struct tw_seq *s, int64_t i, 
 /* Checks and packs NSEQ sequences. Everything lives in A. FLAGS: TW_DROPOUT. */
 int tw_batch_pack(struct tw_batch *b, struct tw_model *m, const struct tw_seq *seq, int64_t nseq,
         unsigned flags, struct tw_arena *a, struct tw_err *err);
+/* Names the blocks of layer L's keys and values in attn; nothing where there are no states. */
+void tw_batch_layer(const struct tw_batch *b, const struct tw_layer *l);
 
 #endif

@@ -164,9 +164,10 @@ void tw_model_touch(struct tw_model *m);
 /* Decode states. A state belongs to one (model, adapter); fork shares all blocks copy-on-write. */
 struct tw_state *tw_state_new(struct tw_model *m, struct tw_err *err);
 struct tw_state *tw_state_fork(struct tw_state *s, struct tw_err *err);
-/* Keeps N tokens. Where layers are recurrent N must be what tw_state_cut() says it can be: the most
- * tokens, up to N, that are left by a cut. tw_state_marks(): the passes to come keep some copies of
- * the recurrent layers on the way, for that; false: none, and those there are go. */
+/* Keeps N tokens. Where layers are recurrent, or have a window, N must be what tw_state_cut() says it
+ * can be: the most tokens, up to N, that are left by a cut. tw_state_marks(): for that the passes to come
+ * keep some copies of the recurrent layers on the way, and what is behind the window; false: neither, and
+ * what there is of them goes. */
 int tw_state_truncate(struct tw_state *s, int64_t n, struct tw_err *err);
 int64_t tw_state_cut(const struct tw_state *s, int64_t n);
 void tw_state_marks(struct tw_state *s, bool keep);
@@ -174,7 +175,7 @@ void tw_state_marks(struct tw_state *s, bool keep);
 int64_t tw_state_cost(const struct tw_state *s);
 int64_t tw_state_len(const struct tw_state *s);
 void tw_state_free(struct tw_state *s);
-/* Bytes of decode state for N tokens of one sequence. */
+/* Bytes of decode state for N tokens of one sequence of which nothing has gone. */
 size_t tw_state_bytes(const struct tw_model *m, int64_t n);
 /* Appends each sequence's tokens to its state. For each i in [0, nwant), logits[i] (host, V floats)
  * are those after packed row want[i] (row 0 is seq 0's first new token). Any mix of prefill and
@@ -197,8 +198,7 @@ int tw_model_save(const struct tw_model *m, const struct tw_adapter *merge, enum
  * backward) on the counting device. */
 struct tw_plan {
     int64_t params, trainable;
-    size_t weights, adapters, gradients, optimizer, activations, head, recurrent, latents, state,
-        total;
+    size_t weights, adapters, gradients, optimizer, activations, head, recurrent, latents, total;
     double flops_forward, flops_step;
 };
 /* FLOPs of all passes since this was last asked (a multiply-add is two). */

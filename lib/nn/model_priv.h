@@ -23,14 +23,18 @@ struct tw_weight {
     int64_t part[2];            /* of modules that are parts of it; -1: none */
 };
 
+/* Keys and values of layers that look back without end, and of layers with a window, lie in blocks of
+ * their own: those of the second kind go when they are behind the window. */
+enum tw_kv_kind { TW_KV_ALL, TW_KV_WINDOW, TW_KV_KINDS };
+
 struct tw_layer {
     const struct tw_model *m;
     int64_t index;
     const struct tw_layer_conf *conf;
     const struct tw_part *mixer, *ffn;
     int64_t moe;                /* its place among the layers with experts; -1: it has none */
-    size_t kv_offset;           /* of this layer's keys and values in a block of a decode state, or
-                                 * of its part of the recurrent layers' */
+    enum tw_kv_kind kv_kind;    /* of blocks that hold its keys and values */
+    size_t kv_offset;           /* of these in such a block, or of its part of the recurrent layers' */
     struct tw_weight *w[TW_NSLOT];
 };
 
@@ -100,7 +104,8 @@ struct tw_model {
     struct tw_dev *count;       /* the counting device of dev */
     struct tw_devmem choices;   /* counts [nmoe, E] of choices; empty: nobody asked */
     bool record;                /* states keep experts */
-    struct tw_kv_pool kv, rec;  /* of decode states: keys and values, recurrent layers */
+    struct tw_kv_pool kv[TW_KV_KINDS], rec;     /* of decode states: keys and values, recurrent layers */
+    int64_t window;             /* the widest of the layers with one; 0: no layer has one */
 };
 
 /* layout.c: the list of weights, without memory; then their memory. FILE is what will be read, NULL:

@@ -122,7 +122,6 @@ int tw_model_plan(struct tw_model *m, struct tw_adapter *a, int64_t tokens, int6
             !(flags & TW_BACKWARD) ? 0 : m->opts.train ? 2 : 1);
     out->recurrent = recurrent(&p);
     out->latents = latents(&p, flags & TW_BACKWARD);
-    out->state = tw_state_bytes(m, longest) * (size_t)nseq;
     out->flops_forward = count_flops(&p, 0, &peak);
     out->flops_step = count_flops(&p, flags, &out->activations);
     out->total = out->weights + out->adapters + out->gradients + out->activations + out->head +

@@ -128,10 +128,13 @@ static int decode(struct tw_pass *p, const struct tw_seq *seq, int64_t nseq, str
             return tw_fail(err, NULL, 0, "logits of row %d are wanted, the batch has %lld",
                     p->want[i], (long long)b->T);
     b->states = true;
+    for (int k = 0; k < TW_KV_KINDS; k++)
+        b->page[k] = tw_arena_alloc(&p->arena, (size_t)nseq * sizeof *b->page[k]);
     for (int64_t i = 0; i < nseq; i++) {
         if (tw_state_grow(seq[i].state, seq[i].n, err))
             return -1;
-        b->attn[i].block = seq[i].state->mem;
+        for (int k = 0; k < TW_KV_KINDS; k++)
+            b->page[k][i] = seq[i].state->page[k].mem;
         tw_state_delta(seq[i].state, &b->delta[i], &p->arena);
     }
     if (!tw_pass_do(p, err))
@@ -153,6 +156,7 @@ static void settle(const struct tw_model *m, const struct tw_seq *seq, int64_t n
         if (!ret) {
             s->n += seq[i].n;
             s->a = seq[i].adapter;
+            tw_state_slide(s);
         } else {
             tw_state_trim(s);
         }

@@ -7,19 +7,38 @@ void tw_state_layout(struct tw_model *m)
 {
     struct tw_delta d = tw_delta_conf(&m->cfg);
 
-    m->kv.bytes = m->rec.bytes = 0;
+    m->window = 0;
+    m->rec.bytes = 0;
+    for (int k = 0; k < TW_KV_KINDS; k++)
+        m->kv[k].bytes = 0;
     for (int64_t i = 0; i < m->cfg.L; i++) {
-        const struct tw_block *b = m->layer[i].mixer->block;
+        struct tw_layer *l = &m->layer[i];
+        const struct tw_block *b = l->mixer->block;
+        size_t *kv;
 
-        m->layer[i].kv_offset = b->rec ? m->rec.bytes : m->kv.bytes;
+        l->kv_kind = b->kv && l->conf->window ? TW_KV_WINDOW : TW_KV_ALL;
+        kv = &m->kv[l->kv_kind].bytes;
+        l->kv_offset = b->rec ? m->rec.bytes : *kv;
         if (b->kv)
-            m->kv.bytes += tw_dev_round(m->ops->kv_bytes(m->dev, m->cfg.nkv, m->cfg.hd, m->act));
+            *kv += tw_dev_round(m->ops->kv_bytes(m->dev, m->cfg.nkv, m->cfg.hd, m->act));
+        if (b->kv && l->conf->window > m->window)
+            m->window = l->conf->window;
         if (b->latent)
-            m->kv.bytes += tw_dev_round(m->ops->mla->bytes(m->dev, m->cfg.mla.rkv, m->cfg.mla.dr,
-                    m->act));
+            *kv += tw_dev_round(m->ops->mla->bytes(m->dev, m->cfg.mla.rkv, m->cfg.mla.dr, m->act));
         if (b->rec)
             m->rec.bytes += tw_dev_round(m->ops->delta->state_bytes(m->dev, &d, m->act));
     }
+}
+
+/* Bytes of a block of each kind together. */
+static size_t block_bytes(const struct tw_model *m)
+{
+    return m->kv[TW_KV_ALL].bytes + m->kv[TW_KV_WINDOW].bytes;
+}
+
+bool tw_state_kept(const struct tw_model *m)
+{
+    return block_bytes(m) || m->rec.bytes;
 }
 
 /* Blocks are cut from slabs, which grow with what is in use and stay until the model is closed. */
@@ -43,7 +62,8 @@ static void pool_free(struct tw_model *m, struct tw_kv_pool *p)
 
 void tw_state_pool_free(struct tw_model *m)
 {
-    pool_free(m, &m->kv);
+    for (int k = 0; k < TW_KV_KINDS; k++)
+        pool_free(m, &m->kv[k]);
     pool_free(m, &m->rec);
 }
 
@@ -102,10 +122,42 @@ static int64_t blocks_for(int64_t n)
     return (n + TW_KV_BLOCK - 1) / TW_KV_BLOCK;
 }
 
-static void set_block(struct tw_state *s, int64_t i, struct tw_kv *b)
+static void set_block(struct tw_pages *p, int64_t i, struct tw_kv *b)
 {
-    s->block[i] = b;
-    s->mem[i] = b->mem;
+    p->block[i] = b;
+    for (int64_t k = i == p->first ? 0 : i; k <= i; k++)
+        p->mem[k] = b->mem;
+}
+
+static void room_for(struct tw_pages *p, int64_t n)
+{
+    if (n <= p->cap)
+        return;
+    p->cap = n + n / 2 + 4;
+    p->block = tw_xreallocarray(p->block, (size_t)p->cap, sizeof *p->block);
+    p->mem = tw_xreallocarray(p->mem, (size_t)p->cap, sizeof *p->mem);
+}
+
+/* The first block of the layers with a window that token N, or one after it, sees; or that a token up to
+ * a block before it would see: prompts go on a few tokens before the end of what was generated. */
+static int64_t first_seen(const struct tw_model *m, int64_t n)
+{
+    int64_t at = n + 1 - m->window - TW_KV_BLOCK;
+
+    return at > 0 ? at / TW_KV_BLOCK : 0;
+}
+
+void tw_state_slide(struct tw_state *s)
+{
+    struct tw_pages *p = &s->page[TW_KV_WINDOW];
+    int64_t first = first_seen(s->m, s->n), at = p->first;
+
+    if (s->keep || !p->n || first <= at)
+        return;
+    p->first = first;
+    while (at < first)
+        drop_block(&s->m->kv[TW_KV_WINDOW], p->block[at++]);
+    set_block(p, first, p->block[first]);
 }
 
 static void drop_mark(struct tw_state *s, int i)
@@ -117,10 +169,15 @@ static void drop_mark(struct tw_state *s, int i)
 
 void tw_state_trim(struct tw_state *s)
 {
-    int64_t want = blocks_for(s->n);
+    for (int k = 0; k < TW_KV_KINDS; k++) {
+        struct tw_pages *p = &s->page[k];
+        int64_t want = s->n ? blocks_for(s->n) : p->first;
 
-    while (s->nblock > want)
-        drop_block(&s->m->kv, s->block[--s->nblock]);
+        while (p->n > want)
+            drop_block(&s->m->kv[k], p->block[--p->n]);
+        if (!s->n)
+            p->n = p->first = 0;
+    }
     while (s->nmark && s->mark[s->nmark - 1].at > s->n)
         drop_mark(s, s->nmark - 1);
     if (!s->n && s->rec) {
@@ -153,7 +210,7 @@ static void plan_marks(struct tw_state *s, int64_t n)
 {
     int64_t end = s->n + n;
 
-    if (!s->step)
+    if (!s->keep)
         return;
     while (s->nmark + end / s->step - s->n / s->step > TW_STATE_MARKS) {
         s->step *= 2;
@@ -171,37 +228,41 @@ static void plan_marks(struct tw_state *s, int64_t n)
     }
 }
 
-int tw_state_grow(struct tw_state *s, int64_t n, struct tw_err *err)
+/* The same for the blocks of one kind; on failure there may be some more than before. */
+static int grow_pages(struct tw_state *s, int k, int64_t n, struct tw_err *err)
 {
-    int64_t want = s->m->kv.bytes ? blocks_for(s->n + n) : 0, last = s->n / TW_KV_BLOCK;
+    struct tw_pages *p = &s->page[k];
+    struct tw_kv_pool *pool = &s->m->kv[k];
+    int64_t want = pool->bytes ? blocks_for(s->n + n) : 0, last = s->n / TW_KV_BLOCK;
     struct tw_kv *b;
 
-    if (want > s->cap) {
-        s->cap = want + want / 2 + 4;
-        s->block = tw_xreallocarray(s->block, (size_t)s->cap, sizeof *s->block);
-        s->mem = tw_xreallocarray(s->mem, (size_t)s->cap, sizeof *s->mem);
-    }
-    if (last < s->nblock) {
-        b = s->block[last];
-        if (own_block(s, &s->m->kv, &b, err))
+    room_for(p, want);
+    if (last < p->n) {
+        b = p->block[last];
+        if (own_block(s, pool, &b, err))
             return -1;
-        set_block(s, last, b);
+        set_block(p, last, b);
     }
-    if (s->m->rec.bytes && own_block(s, &s->m->rec, &s->rec, err)) {
-        tw_state_trim(s);
-        return -1;
-    }
-    while (s->nblock < want) {
-        b = take_block(s->m, &s->m->kv, err);
-        if (!b) {
-            tw_state_trim(s);
+    while (p->n < want) {
+        b = take_block(s->m, pool, err);
+        if (!b)
             return -1;
-        }
-        set_block(s, s->nblock++, b);
+        set_block(p, p->n++, b);
     }
-    if (s->m->rec.bytes)
-        plan_marks(s, n);
     return 0;
+}
+
+int tw_state_grow(struct tw_state *s, int64_t n, struct tw_err *err)
+{
+    int ret = s->m->rec.bytes ? own_block(s, &s->m->rec, &s->rec, err) : 0;
+
+    for (int k = 0; k < TW_KV_KINDS && !ret; k++)
+        ret = grow_pages(s, k, n, err);
+    if (ret)
+        tw_state_trim(s);
+    else if (s->m->rec.bytes)
+        plan_marks(s, n);
+    return ret;
 }
 
 void tw_state_delta(const struct tw_state *s, struct tw_delta_seq *q, struct tw_arena *a)
@@ -233,13 +294,24 @@ struct tw_state *tw_state_new(struct tw_model *m, struct tw_err *err)
 {
     struct tw_state *s;
 
-    if (!m->kv.bytes && !m->rec.bytes) {
+    if (!tw_state_kept(m)) {
         tw_fail(err, m->dir, 0, "family %s keeps no decode state", m->info.family);
         return NULL;
     }
     s = tw_xcalloc(1, sizeof *s);
     s->m = m;
     return s;
+}
+
+static void fork_pages(struct tw_pages *to, const struct tw_pages *from)
+{
+    room_for(to, from->n);
+    to->first = from->first;
+    to->n = from->n;
+    for (int64_t i = from->first; i < from->n; i++) {
+        set_block(to, i, from->block[i]);
+        from->block[i]->refs++;
+    }
 }
 
 struct tw_state *tw_state_fork(struct tw_state *s, struct tw_err *err)
@@ -250,15 +322,10 @@ struct tw_state *tw_state_fork(struct tw_state *s, struct tw_err *err)
         return NULL;
     f->a = s->a;
     f->n = s->n;
-    f->nblock = s->nblock;
+    f->keep = s->keep;
     tw_routing_fork(f, s);
-    f->cap = s->nblock + 4;
-    f->block = tw_xreallocarray(NULL, (size_t)f->cap, sizeof *f->block);
-    f->mem = tw_xreallocarray(NULL, (size_t)f->cap, sizeof *f->mem);
-    for (int64_t i = 0; i < s->nblock; i++) {
-        set_block(f, i, s->block[i]);
-        s->block[i]->refs++;
-    }
+    for (int k = 0; k < TW_KV_KINDS; k++)
+        fork_pages(&f->page[k], &s->page[k]);
     f->rec = s->rec;
     if (f->rec)
         f->rec->refs++;
@@ -282,21 +349,25 @@ static const struct tw_mark *mark_at(const struct tw_state *s, int64_t n)
 
 int64_t tw_state_cut(const struct tw_state *s, int64_t n)
 {
-    int64_t best = 0;
+    int64_t best = n, first = s->page[TW_KV_WINDOW].first;
 
-    if (!s->m->rec.bytes || n >= s->n)
-        return n < s->n ? n : s->n;
+    if (n >= s->n)
+        return s->n;
+    if (s->m->rec.bytes)
+        best = 0;
     for (int i = 0; i < s->nmark; i++)
         if (s->mark[i].at <= n)
             best = s->mark[i].at;
-    return best;
+    return !first || best + 1 - s->m->window >= first * TW_KV_BLOCK ? best : 0;
 }
 
 void tw_state_marks(struct tw_state *s, bool keep)
 {
-    s->step = !keep || !s->m->rec.bytes ? 0 : s->step ? s->step : TW_DELTA_MARK;
+    s->keep = keep;
+    s->step = keep && s->step ? s->step : TW_DELTA_MARK;
     while (!keep && s->nmark)
         drop_mark(s, s->nmark - 1);
+    tw_state_slide(s);
 }
 
 int tw_state_truncate(struct tw_state *s, int64_t n, struct tw_err *err)
@@ -305,8 +376,8 @@ int tw_state_truncate(struct tw_state *s, int64_t n, struct tw_err *err)
         return tw_fail(err, NULL, 0, "a state of %lld tokens cannot be cut to %lld",
                 (long long)s->n, (long long)n);
     if (tw_state_cut(s, n) != n)
-        return tw_fail(err, NULL, 0, "a state of %lld tokens with recurrent layers cannot be cut to "
-                "%lld: the nearest copy is of %lld", (long long)s->n, (long long)n,
+        return tw_fail(err, NULL, 0, "a state of %lld tokens that has not kept all of them cannot be cut "
+                "to %lld: the most it can is %lld", (long long)s->n, (long long)n,
                 (long long)tw_state_cut(s, n));
     if (s->rec && n && n < s->n) {
         drop_block(&s->m->rec, s->rec);
@@ -325,9 +396,10 @@ int64_t tw_state_len(const struct tw_state *s)
 
 int64_t tw_state_cost(const struct tw_state *s)
 {
-    size_t per = s->m->kv.bytes / TW_KV_BLOCK, rec = (size_t)(s->nmark + (s->rec != NULL));
+    size_t per = block_bytes(s->m) / TW_KV_BLOCK, rec = (size_t)(s->nmark + (s->rec != NULL));
+    size_t gone = (size_t)s->page[TW_KV_WINDOW].first * s->m->kv[TW_KV_WINDOW].bytes;
 
-    return s->n + (int64_t)(rec * s->m->rec.bytes / (per ? per : 1024));
+    return s->n + (int64_t)(rec * s->m->rec.bytes / (per ? per : 1024)) - (int64_t)(per ? gone / per : 0);
 }
 
 void tw_state_free(struct tw_state *s)
@@ -336,13 +408,15 @@ void tw_state_free(struct tw_state *s)
         return;
     s->n = 0;
     tw_state_trim(s);
-    free(s->block);
-    free(s->mem);
+    for (int k = 0; k < TW_KV_KINDS; k++) {
+        free(s->page[k].block);
+        free(s->page[k].mem);
+    }
     free(s->experts);
     free(s);
 }
 
 size_t tw_state_bytes(const struct tw_model *m, int64_t n)
 {
-    return (size_t)blocks_for(n) * m->kv.bytes + (n > 0 ? m->rec.bytes : 0);
+    return (size_t)blocks_for(n) * block_bytes(m) + (n > 0 ? m->rec.bytes : 0);
 }

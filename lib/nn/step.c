@@ -85,7 +85,7 @@ bool tw_step_fits(const struct tw_model *m)
     const struct tw_config *c = &m->cfg;
     struct need n;
 
-    if (!ops || m->act != TW_BF16 || m->opts.dtype != TW_BF16 || (!m->kv.bytes && !m->rec.bytes))
+    if (!ops || m->act != TW_BF16 || m->opts.dtype != TW_BF16 || !tw_state_kept(m))
         return false;
     if (c->post_norms || c->embed_scale != 0 || m->record)      /* the fused ops know none */
         return false;
@@ -179,6 +179,7 @@ int tw_step_run(struct tw_model *m, const struct tw_seq *seq, int64_t n, struct 
     int32_t *id = tw_arena_alloc(&a, (size_t)n * sizeof *id);
     int32_t *pos = tw_arena_alloc(&a, (size_t)n * sizeof *pos);
     void *const **block = tw_arena_alloc(&a, (size_t)n * sizeof *block);
+    void *const **near = tw_arena_alloc(&a, (size_t)n * sizeof *near);
     void **rec = tw_arena_alloc(&a, (size_t)n * sizeof *rec);
     void **mark = tw_arena_alloc(&a, (size_t)n * sizeof *mark);
     struct tw_step st = { .n = n, .id = id, .pos = pos, .block = block, .choice = choice,
@@ -190,11 +191,14 @@ int tw_step_run(struct tw_model *m, const struct tw_seq *seq, int64_t n, struct 
     for (int64_t i = 0; i < n; i++) {
         id[i] = seq[i].token[0];
         pos[i] = (int32_t)seq[i].state->n;
-        block[i] = seq[i].state->mem;
+        block[i] = seq[i].state->page[TW_KV_ALL].mem;
+        near[i] = seq[i].state->page[TW_KV_WINDOW].mem;
         tw_state_rec(seq[i].state, &rec[i], &mark[i]);
         if (pos[i] >= end)
             end = pos[i] + 1;
     }
+    if (m->window)
+        st.near = near;
     if (m->rec.bytes) {
         st.rec = rec;
         st.mark = mark;

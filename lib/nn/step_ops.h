@@ -39,7 +39,9 @@ struct tw_step_lora {
 struct tw_step {
     int64_t n;                  /* sequences */
     const int32_t *id, *pos;    /* (host) [n] each one's new token, and its position */
-    void *const *const *block;  /* (host) [n] each one's blocks of keys and values */
+    void *const *const *block;  /* (host) [n] each one's blocks of keys and values, and those of layers
+                                 * with a window; near NULL: there are none */
+    void *const *const *near;
     void *const *rec, *const *mark;     /* (host) [n] each one's recurrent state, and where that is to be
                                  * copied after this token, or NULL; NULL, both: there is none */
     float norm_off;             /* added to the weights of all norms but gated ones and latents' */

@@ -319,8 +319,7 @@ struct tw_var *tw_t_attn(struct tw_tape *t, const struct tw_layer *l, struct tw_
     float *lse = NULL;
     struct tw_op *op;
 
-    for (int64_t i = 0; t->b->states && i < a.nseq; i++)
-        t->b->attn[i].offset = l->kv_offset;
+    tw_batch_layer(t->b, l);
     if (t->b->states)
         t->ops->kv_put(t->dev, &k->v, &v->v, &a);
     if (t->record)

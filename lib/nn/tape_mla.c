@@ -62,8 +62,7 @@ struct tw_var *tw_t_mla(struct tw_tape *t, const struct tw_layer *l, struct tw_v
         made(t, y, q, c, pe, w, &a);
         return y;
     }
-    for (int64_t i = 0; i < a.nseq; i++)
-        t->b->attn[i].offset = l->kv_offset;
+    tw_batch_layer(t->b, l);
     t->ops->mla->put(t->dev, &c->v, &pe->v, &a);
     fresh = some(t, &a, true);
     rest = some(t, &a, false);

@@ -56,7 +56,7 @@ struct tw_sampler *tw_sampler_open(struct tw_model *m, const struct tw_tok *tok,
     s->want = tw_xcalloc(2 * s->max_batch, sizeof(*s->want));
     s->choice = tw_xcalloc(s->max_batch, sizeof(*s->choice));
     s->prefix = tw_prefix_open(o->cache_tokens);
-    s->cache = o->cache_tokens > 0;
+    s->cache = o->cache_tokens;
     if (where_to_draw(s, err)) {
         tw_sampler_close(s);
         return NULL;
@@ -148,7 +148,7 @@ static int begin(struct tw_sampler *s, int64_t i, struct tw_err *err)
         return -1;
     j->begun = true;
     j->g->cached = j->fed;
-    tw_state_marks(j->state, s->cache);
+    tw_state_marks(j->state, j->g->nprompt <= s->cache);    /* longer ones are not kept */
     return 0;
 }
 

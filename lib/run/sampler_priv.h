@@ -44,7 +44,7 @@ struct tw_sampler {
     struct tw_choice *choice;   /* [max_batch] */
     struct tw_draw draw;
     struct tw_prefix *prefix;
-    bool cache;                 /* it keeps something */
+    int64_t cache;              /* tokens it keeps */
     int64_t prefilled;
 };
 
