@@ -115,7 +115,8 @@ enum { QKVZ = 4, BA = 2 };
 static void fused_split(struct tw_split *s, const struct tw_delta *d)
 {
     int64_t R = d->hv / d->hk, V = R * d->dv, all = 2 * d->dk + 2 * V;
-    const struct tw_split of[QKVZ + BA] = { { { d->hk, d->dk, all, 0 }, 0 }, { { d->hk, d->dk, all, d->dk }, 0 },
+    const struct tw_split of[QKVZ + BA] = { { { d->hk, d->dk, all, 0 }, 0 },
+        { { d->hk, d->dk, all, d->dk }, 0 },
         { { d->hk, V, all, 2 * d->dk }, 0 }, { { d->hk, V, all, 2 * d->dk + V }, 1 },
         { { d->hk, R, 2 * R, 0 }, 0 }, { { d->hk, R, 2 * R, R }, 1 } };
 
