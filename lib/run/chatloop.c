@@ -3,16 +3,27 @@
 #include "base/io.h"
 #include "run/sample.h"
 #include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
 
+/* A Ctrl-C wakes who waits for a line by a pipe: whichever thread the signal reaches, and a moment before the
+ * wait begins too, when nothing is there to be interrupted yet. */
 static volatile sig_atomic_t interrupted;
+static int wake[2] = { -1, -1 };
 
 static void on_sigint(int sig)
 {
+    int saved = errno;
+    ssize_t put;
+
     (void)sig;
     interrupted = 1;
+    put = write(wake[1], "", 1);    /* a full pipe wakes as well */
+    (void)put;
+    errno = saved;
 }
 
 struct talk {
@@ -72,7 +83,6 @@ static int answer(struct talk *t, struct tw_err *err)
     g.text = show;
     g.done = ended;
     t->ended = false;
-    interrupted = 0;
     t->s->source->add(t->s, &g, t->s->nadapter == 1 ? &t->s->adapter[0].from : &t->s->base);
     while (!t->ended && more >= 0) {
         if (interrupted)
@@ -99,6 +109,26 @@ out:
 /* What a terminal keeps of a line, its end not counted: what is pasted beyond that it drops without a word. */
 #define TERMINAL_LINE 4095
 
+/* Waits for input; 1 it is there, 0 Ctrl-C came before it. */
+static int wait_input(void)
+{
+    struct pollfd p[2] = { { .fd = 0, .events = POLLIN }, { .fd = wake[0], .events = POLLIN } };
+
+    while (!interrupted && poll(p, 2, -1) < 0 && errno == EINTR)
+        ;
+    return !interrupted;
+}
+
+/* No Ctrl-C has come: what asks for the next line, or for its end, begins anew. */
+static void calm(void)
+{
+    char c[64];
+
+    interrupted = 0;
+    while (read(wake[0], c, sizeof c) > 0)
+        ;
+}
+
 /* 1 a line (without its end), 0 the end of input. Ctrl-C at the prompt gives an empty line. */
 static int read_line(struct talk *t, struct tw_buf *line)
 {
@@ -107,18 +137,18 @@ static int read_line(struct talk *t, struct tw_buf *line)
 
     tw_buf_clear(line);
     t->cut = false;
+    calm();
     if (t->tty) {
         fputs("> ", t->out);
         fflush(t->out);
     }
-    interrupted = 0;
     for (;;) {
-        got = read(0, &c, 1);
-        if (got < 0 && errno == EINTR && interrupted) {
+        if (!wait_input()) {
             fputs("\n", t->out);
             tw_buf_clear(line);
             return 1;
         }
+        got = read(0, &c, 1);
         if (got < 0 && errno == EINTR)
             continue;
         if (got <= 0)
@@ -138,6 +168,8 @@ int tw_sample_chat(struct tw_session *s, FILE *out, struct tw_err *err)
     struct tw_buf line = { 0 };
     int ret = 0;
 
+    if (pipe2(wake, O_CLOEXEC | O_NONBLOCK))
+        return tw_fail(err, NULL, 0, "no pipe: %m");
     sigaction(SIGINT, &sa, &old);
     if (t.tty)
         fprintf(out, "%s. Ctrl-C stops an answer, /reset forgets the conversation, Ctrl-D ends.\n",
@@ -174,6 +206,8 @@ int tw_sample_chat(struct tw_session *s, FILE *out, struct tw_err *err)
     if (t.tty && !ret)
         fputs("\n", out);
     sigaction(SIGINT, &old, NULL);
+    close(wake[0]);
+    close(wake[1]);
     tw_buf_free(&line);
     tw_buf_free(&t.messages);
     return ret;
