@@ -1,10 +1,12 @@
-/* avail.c - the memory that is left, as Linux tells it in text files. */
+/* avail.c - the memory that is left, as Linux tells it in text files, and the limit of open files. */
 #include "base/avail.h"
-#include <stdint.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 /* The number that stands behind KEY at the start of a line; KEY "" takes the first line. SIZE_MAX
  * where there is none ("max" is none). */
@@ -87,4 +89,27 @@ size_t tw_memory_available(void)
             left = r.rlim_cur - mapped;
     }
     return left;
+}
+
+int64_t tw_files_raise(void)
+{
+    const rlim_t most = 65536;
+    struct rlimit r, more;
+
+    if (getrlimit(RLIMIT_NOFILE, &r))
+        return 1024;
+    more = r;
+    more.rlim_cur = r.rlim_max < most ? r.rlim_max : most;      /* RLIM_INFINITY is the largest number */
+    if (more.rlim_cur > r.rlim_cur && !setrlimit(RLIMIT_NOFILE, &more))
+        r = more;
+    return r.rlim_cur < (rlim_t)INT64_MAX ? (int64_t)r.rlim_cur : INT64_MAX;
+}
+
+bool tw_files_full(void)
+{
+    int fd = fcntl(2, F_DUPFD_CLOEXEC, 3);
+
+    if (fd >= 0)
+        close(fd);
+    return fd < 0 && (errno == EMFILE || errno == ENFILE);
 }

@@ -1,8 +1,10 @@
 /* err.c - filling a struct tw_err. */
 #include "err.h"
 #include "escape.h"
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 
 /* Copies SRC to DST of SIZE bytes, always terminated and escaped; text that does not fit ends in "...". */
 static void copy_escaped(char *dst, size_t size, const char *src)
@@ -29,6 +31,18 @@ static void copy_escaped(char *dst, size_t size, const char *src)
     dst[n] = 0;
 }
 
+/* Behind "Too many open files" the limit, which is what the user can change. */
+static void tell_limit(char *text, size_t size)
+{
+    const char *why = strerror(EMFILE);
+    size_t n = strlen(text), k = strlen(why);
+    struct rlimit r;
+
+    if (n >= k && !strcmp(text + n - k, why) && !getrlimit(RLIMIT_NOFILE, &r))
+        snprintf(text + n, size - n, "; the limit is %llu: raise it with ulimit -n",
+                (unsigned long long)r.rlim_cur);
+}
+
 int tw_fail_at(struct tw_err *err, const char *src, int src_line, int code, const char *place,
         int64_t line, const char *fmt, ...)
 {
@@ -40,6 +54,7 @@ int tw_fail_at(struct tw_err *err, const char *src, int src_line, int code, cons
     va_start(ap, fmt);
     vsnprintf(text, sizeof(text), fmt, ap);
     va_end(ap);
+    tell_limit(text, sizeof(text));
     err->code = code ? code : TW_EFAIL;
     copy_escaped(err->msg, sizeof(err->msg), text);
     copy_escaped(err->place, sizeof(err->place), place ? place : "");

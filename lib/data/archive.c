@@ -43,8 +43,10 @@ static int fail(struct archive *a, const char *path, const char *member, struct 
 {
     const char *why = archive_error_string(a);
     size_t n = why ? strcspn(why, "\n") : 0;       /* some texts end their line */
-    int code = archive_errno(a) == EIO || archive_errno(a) == ENOMEM ? TW_EFAIL : TW_ECORRUPT;
+    int e = archive_errno(a), code = e == EIO || e == ENOMEM ? TW_EFAIL : TW_ECORRUPT;
 
+    if (e == EMFILE || e == ENFILE)
+        return tw_fail(err, path, 0, "cannot open: %s", strerror(e));
     return tw_fail_code(err, code, path, 0, "%s%sbad archive: %.*s", member ? member : "",
             member ? ": " : "", (int)(n ? n : 14), n ? why : "unknown reason");
 }

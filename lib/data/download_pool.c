@@ -1,5 +1,6 @@
 /* download_pool.c - many files at once, one progress line, one list of what failed */
 #include "data/download_priv.h"
+#include "base/avail.h"
 #include "base/log.h"
 #include <pthread.h>
 #include <stdlib.h>
@@ -113,14 +114,26 @@ static int failures(struct pool *p, struct tw_err *err)
     return -1;
 }
 
+/* A file takes a socket or two, those of the search for the host, and the file. */
+static int enough_files(int64_t jobs, struct tw_err *err)
+{
+    int64_t need = 8 + 5 * jobs, have = tw_files_raise();
+
+    return have >= need ? 0 : tw_fail(err, NULL, 0, "the limit of open files is %lld, and --jobs %lld needs "
+            "%lld: raise it with ulimit -n", (long long)have, (long long)jobs, (long long)need);
+}
+
 int tw_download(const struct tw_dl_conf *conf, struct tw_dl *files, int64_t n, struct tw_err *err)
 {
     struct pool p = { .conf = conf, .file = files, .n = n };
     int64_t want = conf->jobs < n ? conf->jobs : n;
-    pthread_t *threads = tw_xcalloc((size_t)want + 1, sizeof *threads);
+    pthread_t *threads;
     int64_t total = total_of(files, n);
     int started = 0, ret;
 
+    if (enough_files(want, err))
+        return -1;
+    threads = tw_xcalloc((size_t)want + 1, sizeof *threads);
     p.errs = tw_xcalloc((size_t)n + 1, sizeof *p.errs);
     pthread_mutex_init(&p.lock, NULL);
     pthread_cond_init(&p.left, NULL);

@@ -1,5 +1,6 @@
 /* http.c - HTTP requests on libcurl, one connection handle a thread */
 #include "data/http_priv.h"
+#include "base/avail.h"
 #include "base/log.h"
 #include <errno.h>
 #include <signal.h>
@@ -266,6 +267,11 @@ static void name_failure(struct call *c, CURLcode code, const struct origin *o)
     const char *why = curl_easy_strerror(code);
     struct tw_err *err = c->err;
 
+    if (tw_files_full()) {              /* which curl does not tell */
+        c->conn->hopeless = true;
+        tw_fail(err, NULL, 0, "cannot open a socket: %s", strerror(errno));
+        return;
+    }
     switch (code) {
     case CURLE_COULDNT_RESOLVE_HOST:
         c->conn->hopeless = true;

@@ -1,5 +1,6 @@
 /* data.c - where every sample lies, and how to get it again */
 #include "run/data_priv.h"
+#include "base/avail.h"
 #include "base/io.h"
 #include "base/rng.h"
 #include <errno.h>
@@ -266,6 +267,7 @@ struct tw_data *tw_data_open(const struct tw_data_opts *o, struct tw_err *err)
     struct tw_data *d = tw_xcalloc(1, sizeof *d);
 
     d->o = *o;
+    tw_files_raise();                   /* a file of JSON lines stays open */
     tw_progress_start(&d->progress, "read", "records", 0);
     d->streams = d->late = rollouts_come(d, 0);
     for (d->at = 0; d->at < npaths(d) && !d->streams; d->at += !d->streams)

@@ -1,10 +1,10 @@
 /* httpd.c - connections, bodies, the bench of parked requests */
 #include "httpd_priv.h"
+#include "base/avail.h"
 #include "base/io.h"
 #include "base/log.h"
 #include <errno.h>
 #include <sys/epoll.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -290,17 +290,12 @@ int tw_httpd_poll(struct tw_httpd *h, int ms, struct tw_err *err)
     return 0;
 }
 
-/* Descriptors up to the hard limit; fewer connections than that, with some left over for files. */
-static int64_t raise_limit(void)
+/* Fewer connections than descriptors, with some left over for files. */
+static int64_t most_connections(void)
 {
-    struct rlimit r;
+    int64_t n = tw_files_raise();
 
-    if (getrlimit(RLIMIT_NOFILE, &r))
-        return 512;
-    r.rlim_cur = r.rlim_max == RLIM_INFINITY || r.rlim_max > 65536 ? 65536 : r.rlim_max;
-    if (setrlimit(RLIMIT_NOFILE, &r) && getrlimit(RLIMIT_NOFILE, &r))
-        return 512;
-    return r.rlim_cur > 2 * FD_RESERVE ? (int64_t)r.rlim_cur - FD_RESERVE : (int64_t)r.rlim_cur / 2;
+    return n > 2 * FD_RESERVE ? n - FD_RESERVE : n / 2;
 }
 
 static size_t keep_uri(void *arg, struct MHD_Connection *con, char *uri)
@@ -355,7 +350,7 @@ struct tw_httpd *tw_httpd_open(const struct tw_httpd_opts *o, struct tw_err *err
     h->o = *o;
     h->spare = tw_spare_new();
     h->listen_fd = h->epoll = -1;
-    h->limit = raise_limit();
+    h->limit = most_connections();
     if (read_pem(o->cert, &h->cert, err) || read_pem(o->key, &h->key, err) || tw_httpd_listen(h, err))
         goto fail;
     if (start(h, err))

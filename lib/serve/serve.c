@@ -1,15 +1,18 @@
 /* serve.c - the server's start, loop and end */
 #include "nat.h"
 #include "data/chat.h"
+#include "base/avail.h"
 #include "base/io.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <malloc.h>
 #include <signal.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#define FEWEST_FILES 64 /* the store, the engine and logs take about 25; as many are for connections */
 #define TICK_S 0.5
 #define SWEEP_S 1.0 /* between looks for what has expired */
 #define DRAIN_S 5.0 /* after SIGTERM, for replies to get out */
@@ -323,6 +326,14 @@ static int may_listen(const struct tw_serve_opts *o, struct tw_err *err)
     return 0;
 }
 
+static int enough_files(struct tw_err *err)
+{
+    int64_t n = tw_files_raise();
+
+    return n >= FEWEST_FILES ? 0 : tw_fail(err, NULL, 0, "the limit of open files is %" PRId64 ", and a server "
+            "needs %d at least: raise it with ulimit -n", n, FEWEST_FILES);
+}
+
 int tw_serve(const struct tw_serve_opts *o, struct tw_err *err)
 {
     struct tw_srv s = { .o = o, .started = tw_wall() };
@@ -330,7 +341,7 @@ int tw_serve(const struct tw_serve_opts *o, struct tw_err *err)
     mode_t mask;
     int sigfd, ret = -1;
 
-    if (one_device(o, err) || may_listen(o, err))
+    if (one_device(o, err) || may_listen(o, err) || enough_files(err))
         return -1;
     mask = umask(077);                          /* the state is nobody else's to read */
     sigfd = signals(&set, err);
