@@ -67,10 +67,27 @@ test_case 'sharegpt: both spellings of roles give the same record' '
 test_case 'an unknown role is never guessed, a mixed message is refused' '
 	echo "{\"messages\":[{\"role\":\"gpt2\",\"content\":\"x\"}]}" >in.jsonl
 	test_exit 1 tw-preprocess -q in.jsonl 2>err
-	test_text err "in.jsonl:1: unknown role \"gpt2\": system, user (human), assistant (gpt)"
+	test_text err "in.jsonl:1: message 1: unknown role \"gpt2\": system, user (human), assistant (gpt)"
 	echo "{\"messages\":[{\"role\":\"user\",\"value\":\"x\"}]}" >in.jsonl
 	test_exit 1 tw-preprocess -q in.jsonl 2>err
 	test_text err "mixes role/content and from/value"
+'
+test_case 'what is wrong in a list is told with its number there' '
+	bad() { echo "$2" | test_exit 1 tw-preprocess -q "$1" 2>err >out; test_text err "stdin:1: $3"; [ ! -s out ]; }
+	u="{\"role\":\"user\",\"content\":\"a\"}" a="{\"role\":\"assistant\",\"content\":\"b\"}"
+	n="{\"role\":\"user\",\"content\":7}" r="{\"role\":\"asistant\",\"content\":\"b\"}"
+	bad messages "{\"messages\":[$u,$a,$n]}" "message 3: content must be text or a list of parts, not a number"
+	bad messages "{\"messages\":[$u,$r,$u]}" "message 2: unknown role \"asistant\""
+	bad messages "{\"messages\":[$u,$a,$u,7]}" "message 4: a message must be an object, not a number"
+	bad sharegpt "{\"conversations\":[{\"from\":\"human\",\"value\":\"a\"},{\"from\":\"gpt\"},{\"value\":\"c\"}]}" "message 3: "
+	bad dpo "{\"prompt\":[$u,$a,$r],\"chosen\":\"a\",\"rejected\":\"b\"}" "message 3: unknown role"
+	bad dpo "{\"prompt\":\"p\",\"chosen\":[$a],\"rejected\":[$a,$n]}" "rejected: message 2: content must be"
+	bad dpo "{\"prompt\":\"p\",\"chosen\":$r,\"rejected\":[$a]}" "chosen: unknown role"
+	bad messages "{\"chosen_messages\":[$u,$a],\"rejected_messages\":[$u,$r]}" "rejected_messages: message 2: unknown role"
+	bad messages "{\"chosen_messages\":[$u,$r,$u,$a],\"rejected_messages\":[$u,$r,$u,$u]}" "message 2: unknown role"
+	bad alpaca "{\"instruction\":\"i\",\"output\":\"o\",\"history\":[[\"a\",\"b\"],[\"c\"]]}" "item 2 of \"history\" is no [question, answer] pair of texts"
+	bad messages "{\"messages\":[$u,{\"role\":\"assistant\",\"tool_calls\":[{\"name\":\"f\"},7]}]}" "message 2: call 2: a tool call must be an object"
+	bad messages "{\"messages\":[$u,{\"role\":\"assistant\",\"content\":[\"a\",{\"type\":\"image\"}]}]}" "message 2: part 2: content part of type \"image\""
 '
 test_case 'function calls, observations and tools' '
 	cat >in.jsonl <<-X
@@ -296,9 +313,9 @@ test_case 'a field that is used up and no text is an error: nothing of a row is 
 	bad sharegpt "{\"conversations\":[{\"from\":\"human\",\"value\":\"a\"}],\"system\":true}" "'\''system'\'' must be a string"
 	bad dpo "{\"prompt\":\"p\",\"chosen\":\"a\",\"rejected\":\"b\",\"system\":1}" "'\''system'\'' must be a string"
 	bad messages "{$m,\"tools\":\"x\"}" "the text in \"tools\" is no JSON: bad value"
-	bad messages "{\"messages\":[{\"role\":\"user\",\"content\":[7]}]}" "a part of content must be text or an object, not a number"
-	bad messages "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":\"x\"}]}" "the text of a tool call is no JSON: bad value"
-	bad messages "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":7,\"name\":\"f\"}]}]}" "'\''id'\'' must be a string"
+	bad messages "{\"messages\":[{\"role\":\"user\",\"content\":[7]}]}" "message 1: part 1: a part of content must be text or an object, not a number"
+	bad messages "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":\"x\"}]}" "message 1: the text of a tool call is no JSON: bad value"
+	bad messages "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":7,\"name\":\"f\"}]}]}" "message 1: call 1: '\''id'\'' must be a string"
 	# null is not there
 	echo "{\"instruction\":\"i\",\"input\":null,\"output\":\"o\",\"system\":null}" | tw-preprocess alpaca >out
 	test_text out "\"content\":\"i\""

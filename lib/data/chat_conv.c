@@ -199,11 +199,12 @@ int tw_chat_conv(const struct tw_chat *c, struct tw_arena *a, const struct tw_js
     for (int64_t i = 0; i < list->n; i++)
         item[n++] = list->item[i];
     out->from = n;
+    out->side = more && more->key.n == 6 ? "chosen" : "rejected";
     for (int64_t i = 0; i < nmore; i++) {
         const struct tw_json *m = more->type == TW_JARR ? &more->item[i] : more;
 
         item[n] = m->type == TW_JSTR ? make_message(a, "assistant", m->str) : *m;
-        if (check_message(c, &item[n++], more->key.n == 6 ? "chosen" : "rejected", i, err))
+        if (check_message(c, &item[n++], out->side, i, err))
             return -1;
     }
     if (!nmore)

@@ -33,7 +33,7 @@ static bool is_assistant(const struct tw_json *m)
 }
 
 /* loss_weight, weight, or train of a message: 1 given, 0 none, -1 wrong. */
-static int message_weight(const struct tw_json *m, int64_t i, double *out, struct tw_err *err)
+static int message_weight(const struct tw_json *m, double *out, struct tw_err *err)
 {
     double a, b;
     bool t;
@@ -44,12 +44,22 @@ static int message_weight(const struct tw_json *m, int64_t i, double *out, struc
     if (x < 0 || y < 0 || z < 0)
         return -1;
     if (x + y + z > 1)
-        return tw_fail(err, NULL, 0, "messages[%lld] has more than one of loss_weight, weight, train",
-                (long long)i);
+        return tw_fail(err, NULL, 0, "more than one of loss_weight, weight, train");
     *out = x ? a : y ? b : z ? (double)t : 0;
     if (!(*out > -1e30 && *out < 1e30))
-        return tw_fail(err, NULL, 0, "messages[%lld].loss_weight: not a finite number", (long long)i);
+        return tw_fail(err, NULL, 0, "loss_weight is not a finite number");
     return x + y + z;
+}
+
+/* The same of a conversation's, told with the list and place where the record has it. */
+static int weight_of(const struct tw_chat_conv *v, int64_t i, double *out, struct tw_err *err)
+{
+    struct tw_err why = { 0 };
+    int given = message_weight(&v->messages.item[i], out, &why);
+    bool side = v->from && i >= v->from;
+
+    return given < 0 ? tw_fail(err, NULL, 0, "%s[%lld]: %s", side ? v->side : "messages",
+            (long long)(side ? i - v->from : i - v->added), why.msg) : given;
 }
 
 static bool is_round(const struct tw_json *rounds, int64_t i)
@@ -72,7 +82,7 @@ static int weigh(const struct tw_chat *c, const struct tw_chat_conv *v, float *w
     for (int64_t i = 0; i < v->messages.n; i++) {
         bool reply = is_assistant(&v->messages.item[i]);
         double own = 0;
-        int given = message_weight(&v->messages.item[i], i - v->added, &own, err);
+        int given = weight_of(v, i, &own, err);
 
         if (given < 0)
             return -1;

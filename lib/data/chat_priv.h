@@ -55,7 +55,8 @@ struct tw_chat_conv {
     struct tw_json messages;        /* TW_JARR; may be rebuilt with a system message first */
     const struct tw_json *tools, *documents;
     int64_t added;                  /* messages put in front that the record does not have: 0, 1 */
-    int64_t from;                   /* messages before this one are not trained (pairs) */
+    int64_t from;                   /* messages before this one are not trained (pairs), */
+    const char *side;               /* and the others are those of this key */
     const struct tw_json *rounds;   /* user_data's key_rounds: the replies to train; NULL: all */
 };
 int tw_chat_conv(const struct tw_chat *c, struct tw_arena *a, const struct tw_json *rec,

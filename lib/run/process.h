@@ -39,6 +39,10 @@ void tw_put_message(struct tw_jw *w, const char *role, struct tw_str content);
 void tw_put_rest(struct tw_jw *w, const struct tw_json *row, const char *const *used);
 /* One message of any known spelling as ours: roles, from/value, typed content parts, tool calls. */
 int tw_put_normal(struct tw_jw *w, const struct tw_json *msg, struct tw_err *err);
+/* Those of LIST from FROM to before TO; what is wrong with one is told with its number, from 1. */
+int tw_put_some(struct tw_jw *w, const struct tw_json *list, int64_t from, int64_t to, struct tw_err *err);
+/* The array of those from FROM on, one at least. */
+int tw_put_list(struct tw_jw *w, const struct tw_json *list, int64_t from, struct tw_err *err);
 int tw_put_messages(struct tw_jw *w, const struct tw_json *list, struct tw_str system,
         struct tw_err *err);
 

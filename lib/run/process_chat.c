@@ -21,6 +21,11 @@ static const char *role_of(struct tw_str s)
     return NULL;
 }
 
+static int fail_item(struct tw_err *err, const char *where, int64_t n, const struct tw_err *why)
+{
+    return tw_fail_code(err, why->code, NULL, 0, "%s %lld: %s", where, (long long)n, why->msg);
+}
+
 /* A tool call: {name, arguments} or {function: {..}}, as an object or as JSON text. */
 static int put_call(struct tw_jw *w, const struct tw_json *call, struct tw_err *err)
 {
@@ -73,7 +78,7 @@ static int put_calls(struct tw_jw *w, const struct tw_json *v, struct tw_err *er
     }
     if (v->type == TW_JARR)
         for (int64_t i = 0; i < v->n && !ret; i++)
-            ret = put_call(w, &v->item[i], err);
+            ret = put_call(w, &v->item[i], &why) ? fail_item(err, "call", i + 1, &why) : 0;
     else
         ret = put_call(w, v, err);
     tw_arena_free(&a);
@@ -116,6 +121,8 @@ static int add_part(struct parts *p, const struct tw_json *part, struct tw_err *
 
 static int read_content(struct parts *p, const struct tw_json *content, struct tw_err *err)
 {
+    struct tw_err why = { 0 };
+
     if (!content)
         return 0;
     if (content->type == TW_JSTR) {
@@ -126,8 +133,8 @@ static int read_content(struct parts *p, const struct tw_json *content, struct t
         return tw_fail(err, NULL, 0, "content must be text or a list of parts, not %s",
                 tw_json_type_name(content->type));
     for (int64_t i = 0; i < content->n; i++)
-        if (add_part(p, &content->item[i], err))
-            return -1;
+        if (add_part(p, &content->item[i], &why))
+            return fail_item(err, "part", i + 1, &why);
     return 0;
 }
 
@@ -191,6 +198,16 @@ int tw_put_normal(struct tw_jw *w, const struct tw_json *msg, struct tw_err *err
     return ret;
 }
 
+int tw_put_some(struct tw_jw *w, const struct tw_json *list, int64_t from, int64_t to, struct tw_err *err)
+{
+    struct tw_err why = { 0 };
+
+    for (int64_t i = from; i < to; i++)
+        if (tw_put_normal(w, &list->item[i], &why))
+            return fail_item(err, "message", i + 1, &why);
+    return 0;
+}
+
 /* SYSTEM goes first unless the list brings its own. */
 int tw_put_messages(struct tw_jw *w, const struct tw_json *list, struct tw_str system,
         struct tw_err *err)
@@ -203,8 +220,16 @@ int tw_put_messages(struct tw_jw *w, const struct tw_json *list, struct tw_str s
     if (first->type == TW_JOBJ && system.n && !tw_str_is(tw_field(first, "role"), "system")
             && !tw_str_is(tw_field(first, "from"), "system"))
         tw_put_message(w, "system", system);
-    for (int64_t i = 0; i < list->n; i++)
-        if (tw_put_normal(w, &list->item[i], err))
-            return -1;
+    return tw_put_some(w, list, 0, list->n, err);
+}
+
+int tw_put_list(struct tw_jw *w, const struct tw_json *list, int64_t from, struct tw_err *err)
+{
+    if (list->n <= from)
+        return tw_fail(err, NULL, 0, "an empty list of messages");
+    tw_jw_arr(w);
+    if (tw_put_some(w, list, from, list->n, err))
+        return -1;
+    tw_jw_arr_end(w);
     return 0;
 }

@@ -83,7 +83,8 @@ static int put_history(struct tw_jw *w, const struct tw_json *history, struct tw
 
         if (turn->type != TW_JARR || turn->n != 2 || turn->item[0].type != TW_JSTR
                 || turn->item[1].type != TW_JSTR)
-            return tw_fail(err, NULL, 0, "\"history\" must be a list of [question, answer] pairs");
+            return tw_fail(err, NULL, 0, "item %lld of \"history\" is no [question, answer] pair of texts",
+                    (long long)i + 1);
         tw_put_message(w, "user", turn->item[0].str);
         tw_put_message(w, "assistant", turn->item[1].str);
     }
@@ -123,16 +124,14 @@ static int alpaca(const struct tw_proc *p, const struct tw_json *row, struct tw_
 /* A side of a preference pair: text, a message, or a list of messages. */
 static int put_side(struct tw_jw *w, const char *key, const struct tw_json *v, struct tw_err *err)
 {
+    struct tw_err why = { 0 };
+
     tw_jw_key(w, key);
-    if (v->type == TW_JARR) {
-        tw_jw_arr(w);
-        if (tw_put_messages(w, v, none, err))
-            return -1;
-        tw_jw_arr_end(w);
+    if (v->type == TW_JARR || v->type == TW_JOBJ) {
+        if (v->type == TW_JARR ? tw_put_list(w, v, 0, &why) : tw_put_normal(w, v, &why))
+            return tw_fail_code(err, why.code, NULL, 0, "%s: %s", key, why.msg);
         return 0;
     }
-    if (v->type == TW_JOBJ)
-        return tw_put_normal(w, v, err);
     if (v->type != TW_JSTR)
         return tw_fail(err, NULL, 0, "\"%s\" must be text, a message or a list of messages", key);
     tw_put_message(w, "assistant", v->str);
@@ -207,19 +206,16 @@ static int pair_of_chats(const struct tw_json *row, struct tw_jw *w, struct tw_e
     if (!same || same == c->n || same == r->n)
         return tw_fail(err, NULL, 0, "the two conversations of a pair must share a prompt and then differ");
     begin_messages(w, none);
-    for (int64_t i = 0; i < same; i++)
-        if (tw_put_normal(w, &c->item[i], err))
-            return -1;
+    if (tw_put_some(w, c, 0, same, err))
+        return -1;
     tw_jw_arr_end(w);
     for (int side = 0; side < 2; side++) {
         const struct tw_json *list = side ? r : c;
+        struct tw_err why = { 0 };
 
         tw_jw_key(w, side ? "rejected" : "chosen");
-        tw_jw_arr(w);
-        for (int64_t i = same; i < list->n; i++)
-            if (tw_put_normal(w, &list->item[i], err))
-                return -1;
-        tw_jw_arr_end(w);
+        if (tw_put_list(w, list, same, &why))
+            return tw_fail_code(err, why.code, NULL, 0, "%s: %s", used[side], why.msg);
     }
     tw_put_rest(w, row, used);
     tw_jw_obj_end(w);

@@ -241,9 +241,15 @@ static void messages_have_weights(void)
     CHECK_STR(shown_by(c, "{\"messages\":[" TURN("assistant", "b") "],\"user_data\":[[\"key_rounds\","
             "\"x\"]]}", &s), "user_data: key_rounds is not a list of numbers");
     CHECK_STR(shown_by(c, "{\"messages\":[{\"role\":\"assistant\",\"content\":\"b\",\"train\":\"x\"}]}",
-            &s), "'train' must be true or false, not a string");
+            &s), "messages[0]: 'train' must be true or false, not a string");
+    CHECK_STR(shown_by(c, "{\"messages\":[" TURN("user", "a") "," TURN("assistant", "b") ",{\"role\":\"user\","
+            "\"content\":\"c\",\"loss_weight\":\"x\"}]}", &s), "messages[2]: 'loss_weight' must be a number, "
+            "not a string");
+    CHECK_STR(shown_by(c, "{\"system\":\"s\",\"messages\":[" TURN("user", "a") "],\"chosen\":[" TURN("assistant",
+            "b") ",{\"role\":\"assistant\",\"content\":\"c\",\"weight\":[]}],\"rejected\":\"d\"}", &s),
+            "chosen[1]: 'weight' must be a number, not an array");
     CHECK_STR(shown_by(c, "{\"messages\":[{\"role\":\"assistant\",\"content\":\"b\",\"train\":true,"
-            "\"weight\":1}]}", &s), "messages[0] has more than one of loss_weight, weight, train");
+            "\"weight\":1}]}", &s), "messages[0]: more than one of loss_weight, weight, train");
     tw_chat_close(c);
     o.train_on = TW_ON_ALL;
     c = open_tok("plain", bare, o);
