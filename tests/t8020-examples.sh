@@ -35,6 +35,11 @@ test_case 'pretrain.sh' '
 	test_text train.jsonl "\\\"word\\\""
 	test "$(wc -l <test.jsonl)" = 1
 '
+test_case 'embed.sh' '
+	EPOCHS=1 "$X/embed.sh" >out 2>err
+	grep -q "^before: own 0[.0-9]*, others 0[.0-9]*, 0[.0-9]* find their own$" out
+	test "$(grep -c "^step 3: own " out)" = 1
+'
 for k in dpo orpo; do
     test_case "$k.sh" "
 	ROWS=32 '$X/$k.sh' >out

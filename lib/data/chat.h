@@ -1,4 +1,4 @@
-/* chat.h - from a record (chat, preference, text, prompt, tokens, rollout) to tokens and weights: the
+/* chat.h - from a record (chat, preference, group, text, prompt, tokens, rollout) to tokens and weights: the
  * one place that decides BOS, the loss mask, truncation and control tokens, for tw-encode, tw-train
  * and tw-sample alike. */
 #ifndef TW_CHAT_H
@@ -48,12 +48,13 @@ struct tw_tokens {
 };
 
 enum tw_rec_kind { TW_REC_TOKENS, TW_REC_CHAT, TW_REC_TEXT, TW_REC_PROMPT, TW_REC_PREFERENCE,
-    TW_REC_ROLLOUT };
+    TW_REC_ROLLOUT, TW_REC_GROUP };
 
 struct tw_sample {
     enum tw_rec_kind kind;
-    struct tw_tokens *seq;      /* nseq of them: 1; 2 for a preference pair (chosen, rejected);
-                                 * more where truncation is split */
+    struct tw_tokens *seq;      /* nseq of them: 1; 2 for a preference pair (chosen, rejected); of a
+                                 * group its anchor, positive and negatives, each with the weight 1
+                                 * at its last token alone; more where truncation is split */
     int64_t nseq;
     int64_t prompt_n;           /* preference, prompt, rollout: tokens of the shared prompt */
     bool refused;               /* with -1: by the template itself, which raised an exception or

@@ -422,8 +422,13 @@ int tw_rec_kind(const struct tw_json *rec, enum tw_rec_kind *kind, struct tw_err
             return wrong_type(done, "completion", "a text", err);
         return is_text(rec, "prompt", err);
     }
+    if (tw_chat_is_group(rec)) {
+        *kind = TW_REC_GROUP;
+        return 0;
+    }
     return tw_fail(err, NULL, 0, "no record that can be encoded: expected one of the keys messages, "
-            "chosen and rejected, text, prompt, tokens, or prompt_tokens with completion");
+            "chosen and rejected, anchor and positive, text, prompt, tokens, or prompt_tokens with "
+            "completion");
 }
 
 int tw_chat_encode(const struct tw_chat *c, struct tw_arena *a, const struct tw_json *rec,
@@ -435,10 +440,11 @@ int tw_chat_encode(const struct tw_chat *c, struct tw_arena *a, const struct tw_
     *out = (struct tw_sample){0};
     if (tw_rec_kind(rec, &out->kind, err))
         return -1;
-    if (out->kind != TW_REC_CHAT && out->kind != TW_REC_PREFERENCE)
+    if (out->kind != TW_REC_CHAT && out->kind != TW_REC_PREFERENCE && out->kind != TW_REC_GROUP)
         return tw_chat_plain(c, a, rec, out, err);
     w = tw_chat_work_get(c);
     ret = out->kind == TW_REC_CHAT ? encode_chat(c, w, a, rec, out, err) :
+            out->kind == TW_REC_GROUP ? tw_chat_group(c, w, a, rec, out, err) :
             encode_pair(c, w, a, rec, out, err);
     out->refused = ret && err && tw_chat_refused(err);
     tw_chat_work_put(c, w);

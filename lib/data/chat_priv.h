@@ -80,6 +80,11 @@ int tw_chat_cut(const struct tw_chat *c, struct tw_arena *a, struct tw_sample *s
         struct tw_err *err);
 int64_t tw_chat_count(struct tw_tokens *t);     /* sets and returns supervised */
 
+/* chat_group.c: {"anchor": .., "positive": .., "negatives": [..]}. */
+bool tw_chat_is_group(const struct tw_json *rec);
+int tw_chat_group(const struct tw_chat *c, struct tw_chat_work *w, struct tw_arena *a,
+        const struct tw_json *rec, struct tw_sample *s, struct tw_err *err);
+
 /* Records that are not chats, by kind. */
 int tw_chat_plain(const struct tw_chat *c, struct tw_arena *a, const struct tw_json *rec,
         struct tw_sample *out, struct tw_err *err);

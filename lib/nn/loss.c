@@ -46,6 +46,9 @@ static const struct preset {
     { { .name = "kto", .needs_logp = true, .label = true, .scale = TW_SCALE_SEQUENCE, .form = TW_LOSS_KTO,
             .reference = true, .beta = 0.1, .desirable = 1, .undesirable = 1 }, TWINKLE,
         " beta desirable_weight undesirable_weight kl_estimate " },
+    { { .name = "infonce", .form = TW_LOSS_INFONCE, .groups = true, .scale = TW_SCALE_SEQUENCE,
+            .temperature = 0.1, .margin = 0.1, .use_batch = true }, TWINKLE,
+        " temperature use_batch hard_negatives mask_fake_negative fake_neg_margin include_qq include_dd " },
 };
 
 static int unknown(const char *option, struct tw_str name, struct tw_err *err)
@@ -115,11 +118,38 @@ static int policy_settings(const struct preset *p, struct tw_loss *l, struct tw_
     return 0;
 }
 
+/* A margin of 0 would take every negative as near as the positive for another positive. */
+static int infonce_settings(struct tw_loss *l, struct tw_set *s, struct tw_err *err)
+{
+    const char *batch = NULL;
+    int margin;
+
+    if (tw_set_num(s, "temperature", &l->temperature, 1e-4, 1e4, err) < 0
+            || tw_set_bool(s, "use_batch", &l->use_batch, err) < 0
+            || tw_set_int(s, "hard_negatives", &l->hard_negatives, 1, 4096, err) < 0
+            || tw_set_bool(s, "mask_fake_negative", &l->mask_fake, err) < 0
+            || (margin = tw_set_num(s, "fake_neg_margin", &l->margin, 1e-6, 2, err)) < 0
+            || tw_set_bool(s, "include_qq", &l->include_qq, err) < 0
+            || tw_set_bool(s, "include_dd", &l->include_dd, err) < 0)
+        return -1;
+    if (!l->use_batch)
+        batch = l->include_qq ? "include_qq" : l->include_dd ? "include_dd" :
+                l->mask_fake ? "mask_fake_negative" : NULL;
+    if (batch)
+        return tw_fail_code(err, TW_EMISUSE, s->option, 0, "%s is about the other groups of a step, which "
+                "use_batch=off leaves out", batch);
+    if (margin && !l->mask_fake)
+        return tw_fail_code(err, TW_EMISUSE, s->option, 0, "fake_neg_margin needs mask_fake_negative=on");
+    return 0;
+}
+
 static int settings(const struct preset *p, struct tw_loss *l, struct tw_set *s, struct tw_err *err)
 {
     bool plain = l->form == TW_LOSS_CROSS_ENTROPY;
     int kind = 0;
 
+    if (l->groups)
+        return infonce_settings(l, s, err);
     if (l->policy && policy_settings(p, l, s, err))
         return -1;
     if ((takes(p, "dft") && tw_set_bool(s, "dft", &l->dft, err) < 0)

@@ -18,6 +18,7 @@
  *     stable_reinforce     L = S sum w -clip(r) A logp + penalty/2 (logp - old)^2, no gradient through r
  *     dpo simpo cpo orpo   of sums and means over a pair, see tw_loss_pair()
  *     kto                  of one sequence with a label, see tw_loss_kto()
+ *     infonce              of embeddings and not of log-probabilities, of a whole step: nn/infonce.h
  *
  * KL to the reference, d = ref - logp: k1 = -d, k2 = d^2 / 2, k3 = e^d - d - 1 (beyond d = 20 the
  * exponential goes on as its tangent, so a token that drifted has a finite loss and still a gradient).
@@ -26,6 +27,7 @@
 #define TW_LOSS_H
 #include "base/err.h"
 #include <stdbool.h>
+#include <stdint.h>
 
 enum tw_loss_form {
     TW_LOSS_CROSS_ENTROPY,
@@ -38,6 +40,7 @@ enum tw_loss_form {
     TW_LOSS_CPO,
     TW_LOSS_ORPO,
     TW_LOSS_KTO,
+    TW_LOSS_INFONCE,
 };
 
 enum tw_loss_scale {
@@ -57,6 +60,7 @@ struct tw_loss {
     bool pairs;         /* takes preference records: chosen and rejected */
     bool policy;        /* takes rollouts: advantages and the sampler's log-probabilities */
     bool label;         /* takes records with a boolean label */
+    bool groups;        /* takes groups: anchor, positive, negatives */
     bool reference;     /* wants log-probabilities of the reference policy (when beta is not 0) */
     int scale;          /* enum tw_loss_scale that its name means; -1: what --loss-scale says */
     bool dft;           /* cross_entropy */
@@ -73,6 +77,10 @@ struct tw_loss {
     double smoothing, gamma, nll, lambda;   /* nll: weight of -logp of the chosen one, mean over its tokens */
     bool reference_free;
     double desirable, undesirable, kl_estimate;
+    /* infonce */
+    double temperature, margin;
+    int64_t hard_negatives;     /* of each group; 0: those that it has */
+    bool use_batch, mask_fake, include_qq, include_dd;
 };
 
 /* "NAME,key=value,..": the preset of that name with those settings changed. `form=tinker` takes Tinker's

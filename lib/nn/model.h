@@ -135,12 +135,21 @@ enum tw_run_flags {
     TW_ENTROPY = 8,
     TW_MEAN = 16,               /* label smoothing: row.mean, row.coef_mean */
     TW_SELECTIVE = 32,          /* make norms and gated units again going back, keep the rest */
+    TW_EMBED = 64,              /* tw_model_plan() of tw_model_embed() */
 };
 /* Runs a packed batch. COEF_FN (may be NULL): called with rows whose logp is filled, to set coef, for
  * losses whose gradient needs the log-probabilities first (the head is then passed twice). */
 int tw_model_run(struct tw_model *m, const struct tw_seq *seq, int64_t nseq, struct tw_row *row,
         int64_t nrow, unsigned flags,
         int (*coef_fn)(void *arg, struct tw_row *row, int64_t nrow, struct tw_err *err), void *arg,
+        struct tw_err *err);
+
+/* Runs a packed batch as far as the final norm, without the head. STATE (host) [nseq, D]: the hidden
+ * state of each sequence's last token. With TW_BACKWARD GRAD (host), of the same shape, is the derivative
+ * by each; it is read when FN (may be NULL) has been called, for losses that are a function of the
+ * states. */
+int tw_model_embed(struct tw_model *m, const struct tw_seq *seq, int64_t nseq, float *state,
+        const float *grad, unsigned flags, int (*fn)(void *arg, struct tw_err *err), void *arg,
         struct tw_err *err);
 
 /* The balancing loss of a sequence, over the N rows of its tokens and all routers: E times the sum

@@ -251,11 +251,12 @@ int tw_pass_run(struct tw_pass *p, struct tw_dev *dev, struct tw_stack *st, stru
         tw_routing_end(p, &w.t);
         return 0;
     }
-    if (head(&w, h))
+    if (p->flags & TW_EMBED ? tw_pass_embed(p, &w.t, h, w.counting, err) : head(&w, h))
         return -1;
     if (w.backward)
         back(&w, x, top);
-    get_rows(&w);
+    if (!(p->flags & TW_EMBED))
+        get_rows(&w);
     tw_routing_end(p, &w.t);
     return 0;
 }

@@ -34,6 +34,10 @@ struct tw_pass {
     struct tw_model *m;
     struct tw_batch b;
     struct tw_rows rows;        /* a training or scoring pass */
+    float *state;               /* (host) [nseq, D] with TW_EMBED, and what tw_model_embed() says of: */
+    const float *grad;
+    int (*embed_fn)(void *arg, struct tw_err *err);
+    void *embed_arg;
     const int32_t *want;        /* (host) decoding: rows whose logits are wanted */
     int64_t nwant;
     float *logits;              /* (host) [nwant, V]; NULL: the device draws: */
@@ -44,6 +48,8 @@ struct tw_pass {
     struct tw_arena arena;
 };
 
+/* embed.c: what is asked in place of the head of H, the final norm's. COUNTING: nothing is there to read. */
+int tw_pass_embed(struct tw_pass *p, struct tw_tape *t, struct tw_var *h, bool counting, struct tw_err *err);
 /* The same calls for both: queues the pass on DEV with activations from ST. */
 int tw_pass_run(struct tw_pass *p, struct tw_dev *dev, struct tw_stack *st, struct tw_err *err);
 /* Counts the pass, makes room and runs it; returns the device's error. */

@@ -113,16 +113,17 @@ int tw_model_plan(struct tw_model *m, struct tw_adapter *a, int64_t tokens, int6
     if (fake_batch(m, a, tokens, nseq, longest, seq, &p.arena, err) ||
         tw_batch_pack(&p.b, m, seq, nseq, flags, &p.arena, err))
         goto out;
-    fake_rows(&p, tokens, flags);
+    if (!(flags & TW_EMBED))
+        fake_rows(&p, tokens, flags);
     out->trainable = (m->opts.train ? m->params.elems : 0) +
                      (a && a->train ? a->params.elems : 0);
     out->optimizer = moments(m->opts.train ? &m->params : NULL) +
                      moments(a && a->train ? &a->params : NULL);
-    out->head = m->ops->head_scratch(m->dev, tokens, m->cfg.V, m->cfg.D,
+    out->head = flags & TW_EMBED ? 0 : m->ops->head_scratch(m->dev, tokens, m->cfg.V, m->cfg.D,
             !(flags & TW_BACKWARD) ? 0 : m->opts.train ? 2 : 1);
     out->recurrent = recurrent(&p);
     out->latents = latents(&p, flags & TW_BACKWARD);
-    out->flops_forward = count_flops(&p, 0, &peak);
+    out->flops_forward = count_flops(&p, flags & TW_EMBED, &peak);
     out->flops_step = count_flops(&p, flags, &out->activations);
     out->total = out->weights + out->adapters + out->gradients + out->activations + out->head +
                  out->recurrent + out->latents;

@@ -18,6 +18,8 @@ struct tw_data_opts {
     bool pairs;                     /* preference records are of use */
     bool policy;                    /* wants rollouts with advantages, and nothing else */
     bool label;                     /* wants conversations with a boolean label */
+    bool groups;                    /* wants anchors with their positives, and nothing else; */
+    int64_t hard_negatives;         /* not 0: with a negative at least */
     int64_t routers, experts, topk; /* routers not 0: rollouts must say which experts they used */
     struct tw_tally *tally;         /* what is dropped is counted here */
 };

@@ -17,6 +17,12 @@ static int check(const struct tw_data_opts *o, struct tw_datum *d, const char **
     if (d->kind == TW_REC_PREFERENCE && !o->pairs)
         return tw_fail(err, NULL, 0, "a preference record (chosen, rejected): --loss is not one "
                 "that takes pairs");
+    if (o->groups != (d->kind == TW_REC_GROUP))
+        return tw_fail(err, NULL, 0, o->groups ? "no group (anchor, positive), which the loss needs" :
+                "a group (anchor, positive): --loss infonce takes those");
+    if (o->hard_negatives && d->nseq < 3)
+        return tw_fail(err, NULL, 0, "no negatives, which hard_negatives takes %" PRId64 " of",
+                o->hard_negatives);
     d->tokens = d->supervised = 0;
     for (int64_t s = 0; s < d->nseq; s++) {
         struct tw_tokens *t = &d->seq[s];
@@ -33,7 +39,7 @@ static int check(const struct tw_data_opts *o, struct tw_datum *d, const char **
                         t->token[i]);
             if (!isfinite(t->weight[i]))
                 return tw_fail(err, NULL, 0, "weight %" PRId64 " is not a finite number", i);
-            t->supervised += i && t->weight[i] != 0;
+            t->supervised += (i || o->groups) && t->weight[i] != 0;
         }
         d->tokens += t->n;
         d->supervised += t->supervised;

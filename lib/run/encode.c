@@ -39,8 +39,9 @@ static int put_sample(struct tw_enc *e, const struct tw_enc_slot *s, const struc
     for (int64_t i = 0; i < x->nseq; i++)
         e->tally.tokens += x->seq[i].n;
     if (e->pack) {
-        if (x->kind == TW_REC_PREFERENCE || x->kind == TW_REC_ROLLOUT)
-            return tw_fail(err, s->file, s->line, "--pack: preference pairs and rollouts cannot be packed");
+        if (x->kind == TW_REC_PREFERENCE || x->kind == TW_REC_ROLLOUT || x->kind == TW_REC_GROUP)
+            return tw_fail(err, s->file, s->line, "--pack: preference pairs, groups and rollouts cannot be "
+                    "packed");
         for (int64_t i = 0; i < x->nseq; i++)
             if (tw_enc_pack_add(e, &x->seq[i], err))
                 return -1;

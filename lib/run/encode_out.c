@@ -2,6 +2,7 @@
 #include "run/encode_priv.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 static void put_int(struct tw_buf *b, int64_t v)
 {
@@ -67,6 +68,7 @@ static bool used_up(enum tw_rec_kind kind, struct tw_str key)
         [TW_REC_PROMPT] = { "prompt", "completion" },
         [TW_REC_TOKENS] = { "tokens", "weights", "start" },
         [TW_REC_ROLLOUT] = { "tokens", "weights" },
+        [TW_REC_GROUP] = { "anchor", "positive", "negative", "negatives", "system" },
     };
 
     for (int i = 0; i < 8 && of[kind][i]; i++)
@@ -92,7 +94,23 @@ void tw_enc_extra(struct tw_enc_slot *s, enum tw_rec_kind kind)
     tw_buf_free(&b);
 }
 
-/* One line for sequence SEQ of X (a pair has one for both). */
+int64_t tw_enc_together(const struct tw_sample *x)
+{
+    return x->kind == TW_REC_PREFERENCE ? 2 : x->kind == TW_REC_GROUP ? x->nseq : 1;
+}
+
+static void put_group(struct tw_buf *b, const struct tw_sample *x)
+{
+    for (int64_t i = 0; i < x->nseq; i++) {
+        tw_buf_puts(b, !i ? "{\"anchor\":{" : i == 1 ? ",\"positive\":{" : i == 2 ? ",\"negatives\":[{" : ",{");
+        tw_enc_tokens(b, x->seq[i].token, x->seq[i].weight, x->seq[i].n);
+        tw_buf_putc(b, '}');
+    }
+    if (x->nseq > 2)
+        tw_buf_putc(b, ']');
+}
+
+/* One line for sequence SEQ of X, and what stands together with it. */
 void tw_enc_line(struct tw_enc_slot *s, const struct tw_sample *x, int64_t seq)
 {
     struct tw_buf *b = &s->out;
@@ -103,6 +121,8 @@ void tw_enc_line(struct tw_enc_slot *s, const struct tw_sample *x, int64_t seq)
         tw_buf_puts(b, "},\"rejected\":{");
         tw_enc_tokens(b, x->seq[1].token, x->seq[1].weight, x->seq[1].n);
         tw_buf_putc(b, '}');
+    } else if (x->kind == TW_REC_GROUP) {
+        put_group(b, x);
     } else if (x->kind == TW_REC_ROLLOUT && !x->truncated && s->extra.n > 2) {
         tw_buf_puts(b, "{");
         tw_buf_add(b, s->extra.p + 1, s->extra.n - 2);
@@ -119,13 +139,14 @@ void tw_enc_line(struct tw_enc_slot *s, const struct tw_sample *x, int64_t seq)
 int tw_enc_put_shard(struct tw_enc *e, const struct tw_enc_slot *s, const struct tw_sample *x,
         struct tw_err *err)
 {
-    bool pair = x->kind == TW_REC_PREFERENCE;
+    int64_t each = tw_enc_together(x);
+    const int32_t **token = tw_xreallocarray(NULL, (size_t)each + 1, sizeof(*token));
+    const float **weight = tw_xreallocarray(NULL, (size_t)each + 1, sizeof(*weight));
+    int64_t *n = tw_xreallocarray(NULL, (size_t)each + 1, sizeof(*n));
+    int ret = 0;
 
-    for (int64_t i = 0; i < x->nseq; i += pair ? 2 : 1) {
-        const int32_t *token[2];
-        const float *weight[2];
-        int64_t n[2];
-        struct tw_shard_rec r = { .kind = (int)x->kind, .nseq = pair ? 2 : 1, .token = token,
+    for (int64_t i = 0; i < x->nseq && !ret; i += each) {
+        struct tw_shard_rec r = { .kind = (int)x->kind, .nseq = each, .token = token,
             .weight = weight, .n = n, .prompt_n = x->prompt_n, .extra = s->extra };
 
         for (int64_t k = 0; k < r.nseq; k++) {
@@ -137,10 +158,12 @@ int tw_enc_put_shard(struct tw_enc *e, const struct tw_enc_slot *s, const struct
         }
         if (r.prompt_n > n[0])
             r.prompt_n = n[0];
-        if (tw_shard_put(e->shard, &r, err))
-            return -1;
+        ret = tw_shard_put(e->shard, &r, err);
     }
-    return 0;
+    free(token);
+    free(weight);
+    free(n);
+    return ret;
 }
 
 int tw_enc_put_row(struct tw_enc *e, const int32_t *token, const float *weight, int64_t n,

@@ -76,9 +76,11 @@ void tw_enc_work(void *enc, int64_t i, int thread);
 int tw_enc_of_shard(struct tw_enc *e, struct tw_enc_slot *s, const struct tw_shard_rec *r,
         struct tw_err *err);
 
-/* Writing (encode_out.c). Both may be called by several threads for different slots. */
+/* Writing (encode_out.c). They may be called by several threads for different slots. */
 void tw_enc_line(struct tw_enc_slot *s, const struct tw_sample *x, int64_t seq);
 void tw_enc_extra(struct tw_enc_slot *s, enum tw_rec_kind kind);
+/* How many sequences of X stand in one record: both of a pair, all of a group, else one. */
+int64_t tw_enc_together(const struct tw_sample *x);
 int tw_enc_put_shard(struct tw_enc *e, const struct tw_enc_slot *s, const struct tw_sample *x,
         struct tw_err *err);
 void tw_enc_tokens(struct tw_buf *out, const int32_t *token, const float *weight, int64_t n);

@@ -9,7 +9,8 @@ static void put_text(const struct tw_enc *e, struct tw_jw *w, const char *key,
     struct tw_buf text = {0};
 
     tw_tok_decode(tw_chat_tok(e->chat), t->token, t->n, false, &text);
-    tw_jw_key(w, key);
+    if (key)
+        tw_jw_key(w, key);
     tw_jw_str(w, tw_buf_str(&text));
     tw_buf_free(&text);
 }
@@ -28,16 +29,23 @@ static void pass_extra(struct tw_jw *w, struct tw_str extra, struct tw_arena *a)
 
 void tw_enc_decode(const struct tw_enc *e, struct tw_enc_slot *s, const struct tw_sample *x)
 {
-    bool pair = x->kind == TW_REC_PREFERENCE;
+    bool pair = x->kind == TW_REC_PREFERENCE, group = x->kind == TW_REC_GROUP;
 
-    for (int64_t i = 0; i < x->nseq; i += pair ? 2 : 1) {
+    for (int64_t i = 0; i < x->nseq; i += tw_enc_together(x)) {
         struct tw_jw w;
 
         tw_jw_init(&w, &s->out);
         tw_jw_obj(&w);
-        put_text(e, &w, pair ? "chosen" : "text", &x->seq[i]);
-        if (pair)
-            put_text(e, &w, "rejected", &x->seq[i + 1]);
+        put_text(e, &w, pair ? "chosen" : group ? "anchor" : "text", &x->seq[i]);
+        if (pair || group)
+            put_text(e, &w, pair ? "rejected" : "positive", &x->seq[i + 1]);
+        if (group && x->nseq > 2) {
+            tw_jw_key(&w, "negatives");
+            tw_jw_arr(&w);
+            for (int64_t k = 2; k < x->nseq; k++)
+                put_text(e, &w, NULL, &x->seq[k]);
+            tw_jw_arr_end(&w);
+        }
         pass_extra(&w, s->extra, &s->a);
         tw_jw_obj_end(&w);
         tw_buf_putc(&s->out, '\n');
@@ -50,7 +58,7 @@ void tw_enc_mask(const struct tw_enc *e, struct tw_enc_slot *s, const struct tw_
         const struct tw_tokens *t = &x->seq[i];
 
         for (int64_t a = 0, b; a < t->n; a = b) {
-            bool on = a && t->weight[a] != 0;
+            bool on = (a || x->kind == TW_REC_GROUP) && t->weight[a] != 0;
 
             for (b = a + 1; b < t->n && (t->weight[b] != 0) == on; b++)
                 ;

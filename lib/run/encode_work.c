@@ -178,7 +178,7 @@ static int encode_one(struct tw_enc *e, struct tw_enc_slot *s, struct tw_err *er
         else if (o->mask)
             tw_enc_mask(e, s, x);
         else if (o->format == 1 && !e->pack && !o->stats)
-            for (int64_t k = 0; k < x->nseq; k += x->kind == TW_REC_PREFERENCE ? 2 : 1)
+            for (int64_t k = 0; k < x->nseq; k += tw_enc_together(x))
                 tw_enc_line(s, x, k);
     }
     return 0;

@@ -39,8 +39,7 @@ static int64_t supervised(const struct tw_engine_sample *s)
     return n;
 }
 
-/* How many samples from S on go into one pass. */
-static int64_t cut(const struct tw_engine *e, const struct tw_engine_sample *s, int64_t n)
+int64_t tw_engine_cut(const struct tw_engine *e, const struct tw_engine_sample *s, int64_t n)
 {
     int64_t i = 0, tokens = 0;
 
@@ -194,7 +193,7 @@ static int run(struct tw_engine *e, struct tw_engine_sample *s, int64_t n, unsig
         struct tw_err *err)
 {
     while (n > 0) {
-        int64_t k = cut(e, s, n);
+        int64_t k = tw_engine_cut(e, s, n);
         struct pass p = { .s = s, .n = k, .arena = &e->arena };
         struct tw_seq *seq;
         bool late = false, mean = false;

@@ -44,7 +44,7 @@ struct tw_engine_sample {
     const float *ratio_mask;        /* [n] what enters the mean of a ratio of the whole sequence; */
     const float *lo, *hi;           /* [n] bounds of the ratio; NULL each: as in the loss */
     double nll_scale;               /* preference losses: scale of the chosen one's likelihood */
-    bool label;                     /* kto: desirable */
+    bool label;                     /* kto: desirable; infonce: an anchor */
     bool all;                       /* with target: logp where the weight is 0, too */
     const int32_t *experts;         /* [n, routers, topk] as in struct tw_seq, or NULL */
     double aux;                     /* coefficient of its routers' balancing loss, which is not in sum */
@@ -54,6 +54,8 @@ struct tw_engine_sample {
     float *logp;                    /* out, when not NULL: [n], where weight is not 0 (or all); else 0 */
     struct tw_loss_seq stat;        /* out: the sums for metrics of losses that keep them */
     double entropy;                 /* out, with TW_ENTROPY: sum over its trained tokens */
+    float *state, *dstate;          /* [D] of tw_engine_embed(): the hidden state of its last token, out, and
+                                     * the derivative by it */
 };
 
 /* Passes over the samples in their order, in packed batches of whole samples, so that no result
@@ -67,6 +69,13 @@ int tw_engine_score(struct tw_engine *e, struct tw_engine_sample *s, int64_t n, 
  * are in each sample's logp: its sum and stat, and COEF[i] [n], the derivative of the loss by each of
  * them, in A. Samples without targets of their own, and no smoothing. */
 void tw_engine_loss(struct tw_engine_sample *s, int64_t n, float **coef, struct tw_arena *a);
+/* Every sample's state. With FN that is called with all of them there, to make every sample's dstate; the
+ * gradients of these add up. What fits one pass is run once, else the passes are run again on their way back.
+ * FLAGS: TW_DROPOUT, which drops the same in both. Of the samples token, n, adapter, key and aux are used. */
+int tw_engine_embed(struct tw_engine *e, struct tw_engine_sample *s, int64_t n, unsigned flags,
+        int (*fn)(void *arg, struct tw_err *err), void *arg, struct tw_err *err);
+/* engine.c: how many samples from S on go into one pass. */
+int64_t tw_engine_cut(const struct tw_engine *e, const struct tw_engine_sample *s, int64_t n);
 int tw_engine_optim_step(struct tw_engine *e, struct tw_optim *o, double lr, double clip,
         struct tw_optim_report *r, struct tw_err *err);
 

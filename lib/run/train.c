@@ -36,6 +36,7 @@ static struct tw_data *open_data(struct tw_trainer *t, char *const *paths, int n
         .again_if_sft = t->shuffle, .pairs = t->loss.pairs,
         .routers = t->o->router_replay && !eval ? info->routers : 0, .experts = info->experts,
         .topk = info->topk, .policy = t->loss.policy && !eval, .label = t->loss.label && !eval,
+        .groups = t->loss.groups, .hard_negatives = t->loss.hard_negatives,
         .tally = eval ? &t->eval_tally : &t->tally };
     struct tw_data *data = tw_data_open(&d, err);
 

@@ -59,7 +59,7 @@ void tw_step_add(struct tw_trainer *t, struct tw_step_batch *b, const struct tw_
         b->s[b->n++] = (struct tw_engine_sample){ .token = q->token, .weight = q->weight, .n = q->n,
             .adapter = t->adapter, .loss = &t->loss, .temp = (float)d->temp, .adv = d->adv,
             .old = i ? NULL : d->old, .experts = i ? NULL : d->experts,
-            .label = d->label, .tied = t->loss.pairs && i == 1,
+            .label = t->loss.groups ? !i : d->label, .tied = t->loss.pairs && i == 1,
             .key = tw_hash64(name, sizeof name, (uint64_t)t->o->seed) };
         b->tokens += q->n;
         b->supervised += q->supervised;

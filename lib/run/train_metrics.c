@@ -190,6 +190,8 @@ void tw_step_put(struct tw_jw *w, void *arg)
         tw_step_pairs(&p, l->b);
         put_pairs(w, l->l, &p);
     }
+    if (l->l->groups && l->embed.groups)
+        tw_step_put_embed(w, &l->embed);
     if (l->own)
         put_own(w, l->own);
 }
@@ -213,6 +215,8 @@ void tw_step_put_eval(struct tw_jw *w, void *arg)
     tw_jw_num(w, l->loss);
     if (l->l->pairs) {
         put_pairs(w, l->l, l->pairs);
+    } else if (l->l->groups) {
+        tw_step_put_embed(w, &l->embed);
     } else {
         tw_jw_key(w, "perplexity");
         tw_jw_num(w, exp(l->loss));

@@ -95,6 +95,9 @@ int tw_train_parse(struct tw_trainer *t, struct tw_err *err)
         return tw_fail_code(err, TW_EMISUSE, "--loss", 0, "the reference of %s is the base with "
                 "the adapter off: it needs --lora, or --ref MODEL%s", t->loss.name,
                 t->loss.policy ? ", or beta=0" : "");
+    if (o->loss_exec && t->loss.groups)
+        return tw_fail_code(err, TW_EMISUSE, "--loss-exec", 0, "is told log-probabilities, and %s is made of "
+                "hidden states: one of the two", t->loss.name);
     if (o->ref && !tw_train_compares(t))
         return tw_fail_code(err, TW_EMISUSE, "--ref", 0, "%s looks at no reference%s", t->loss.name,
                 t->loss.policy ? ": give it a beta above 0" : "");

@@ -29,6 +29,8 @@ static struct size largest_pass(const struct tw_trainer *t)
             if (pass > z.tokens)
                 z.tokens = pass;
         }
+    if (t->loss.groups && z.tokens > micro)     /* a group may be cut between its sequences */
+        z.tokens = z.longest > micro ? z.longest : micro;
     z.step_tokens = n ? (int64_t)((double)tw_data_tokens(t->data) / (double)n *
             (double)(batch < n ? batch : n)) : micro;
     return z;
@@ -56,7 +58,7 @@ static int plan(struct tw_trainer *t, const struct size *z, int64_t tokens, unsi
     size_t scratch, moments = tw_optim_room(&t->optim_opts, t->dev, t->params, &scratch);
 
     if (tw_model_plan(t->count_model, t->count_adapter, tokens, nseq, longest,
-                TW_BACKWARD | recompute, p, err) ||
+                TW_BACKWARD | recompute | (t->loss.groups ? TW_EMBED : 0), p, err) ||
             tw_ref_bytes(t, tokens, nseq, longest, &t->ref.bytes, err))
         return -1;
     p->total = p->total - p->optimizer + moments + scratch + t->ref.bytes;

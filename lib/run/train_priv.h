@@ -3,6 +3,7 @@
 #define TW_TRAIN_PRIV_H
 #include "base/log.h"
 #include "nn/ckpt.h"
+#include "nn/infonce.h"
 #include "run/data.h"
 #include "run/engine.h"
 #include "run/far.h"
@@ -212,11 +213,18 @@ struct tw_step_line {
     const struct tw_loss *l;
     const struct tw_step_batch *b;      /* of a step whose loss has more to say */
     const struct tw_step_pairs *pairs;  /* of an evaluation */
+    struct tw_embed_sums embed;         /* of a loss of embeddings */
     const struct tw_json *own;          /* of --loss-exec, or NULL */
 };
 void tw_step_put(struct tw_jw *w, void *line);          /* for tw_run_event() */
 void tw_step_put_eval(struct tw_jw *w, void *line);
 void tw_step_progress(struct tw_trainer *t, const struct tw_step_line *l);
+
+/* train_embed.c: the loss of a step's embeddings into SUMS, and each group's part into its anchor's sum; with
+ * BACK the gradients, too. */
+int tw_step_embed(struct tw_trainer *t, struct tw_step_batch *b, bool back, struct tw_embed_sums *sums,
+        struct tw_err *err);
+void tw_step_put_embed(struct tw_jw *w, const struct tw_embed_sums *s);
 
 /* train_ref.c: --ref. find: which folders; count: on the counting device; open: for use. */
 bool tw_same_folder(const char *a, const char *b);      /* both exist, and as one */

@@ -20,6 +20,8 @@ static int check(struct tw_trainer *t, struct tw_err *err)
         { t->lora.dropout > 0, "--lora", "a server has no dropout" },
         { t->lora.rslora, "--lora", "a server has no rslora" },
         { o->lora && strcmp(t->lora.init, "default"), "--lora", "a server has no init but the default" },
+        { t->loss.groups, "--loss", "a server tells log-probabilities, and infonce is made of "
+            "hidden states" },
         { t->loss.uniform > 0, "--loss", "label_smoothing needs more than a server tells" },
         { t->optim_opts.kind != TW_ADAMW || t->optim_opts.states, "--optimizer", "a server has adamw with "
             "moments in f32" },

@@ -69,6 +69,12 @@ static int backward(struct tw_trainer *t, struct tw_step_batch *b, struct tw_ste
     tw_step_scales(t, b, t->scale);
     for (int64_t i = 0; i < b->n; i++)
         b->s[i].aux = t->o->router_aux * (double)b->s[i].n / (double)b->tokens;
+    if (t->loss.groups) {
+        if (tw_step_embed(t, b, true, &line->embed, err))
+            return -1;
+        line->loss = line->embed.loss;
+        return 0;
+    }
     if (tw_train_compares(t) && tw_step_reference(t, b, err))
         return -1;
     for (int64_t i = 0; (!plain || t->exec) && i < b->n; i++)
@@ -160,6 +166,18 @@ static int eval_batch(struct tw_trainer *t, struct tw_step_batch *b, struct tw_e
     return t->learner->score(t, b->s, b->n, 0, err);
 }
 
+static int eval_groups(struct tw_trainer *t, struct tw_step_batch *b, struct tw_step_line *line,
+        struct tw_err *err)
+{
+    struct tw_embed_sums sums;
+
+    if (tw_step_embed(t, b, false, &sums, err))
+        return -1;
+    tw_embed_sums_add(&line->embed, &sums);
+    line->tokens += b->tokens;
+    return 0;
+}
+
 int tw_train_eval(struct tw_trainer *t, struct tw_err *err)
 {
     struct tw_step_pairs pairs = { 0 };
@@ -171,12 +189,18 @@ int tw_train_eval(struct tw_trainer *t, struct tw_err *err)
         struct tw_step_batch b = { 0 };
 
         tw_arena_reset(&t->arena);
-        for (; at < n && b.tokens < t->engine.micro_tokens; at++) {
+        for (; at < n && (t->loss.groups ? b.samples < t->o->batch :
+                b.tokens < t->engine.micro_tokens); at++) {
             struct tw_datum d;
 
             if (tw_data_get(t->eval, at, &t->arena, &d, err))
                 return -1;
             tw_step_add(t, &b, &d, 0);
+        }
+        if (t->loss.groups) {           /* as many at once as in training: the loss depends on it */
+            if (eval_groups(t, &b, &line, err))
+                return -1;
+            continue;
         }
         if (eval_batch(t, &b, err))
             return -1;
@@ -187,7 +211,7 @@ int tw_train_eval(struct tw_trainer *t, struct tw_err *err)
             tw_step_pairs(&pairs, &b);
         line.tokens += b.tokens;
     }
-    line.loss = sum / (double)units;
+    line.loss = t->loss.groups ? line.embed.loss : sum / (double)units;
     t->evaled = t->step;
     if (isfinite(line.loss) && (t->best_step < 0 || line.loss < t->best)) {
         t->best = line.loss;

@@ -264,6 +264,9 @@ int tw_np_encode(const struct tw_np_tmpl *t, bool prompt, const struct tw_json *
     got = encode_sides(t, prompt, row, a, &x, err);
     if (got < 0 || (!got && encode_one(t, prompt, row, a, &x, err)))
         return -1;
+    if (x.kind == TW_REC_GROUP)
+        return tw_fail(err, NULL, 0, "a row of anchor and positive is no conversation: encode its texts one "
+                                     "by one");
     for (int64_t i = 0; i < x.nseq; i += x.kind == TW_REC_PREFERENCE ? 2 : 1)
         if (put_sample(&p, row, &x, i, prompt, err))
             return -1;

@@ -366,7 +366,8 @@ static void token_records_are_checked(void)
     CHECK_INT(s.prompt_n, 2);
     CHECK_INT(s.kind, TW_REC_ROLLOUT);
     CHECK_STR(shown_by(c, "{\"x\":1}", &s), "no record that can be encoded: expected one of the keys "
-            "messages, chosen and rejected, text, prompt, tokens, or prompt_tokens with completion");
+            "messages, chosen and rejected, anchor and positive, text, prompt, tokens, or prompt_tokens with "
+            "completion");
     CHECK_STR(shown_by(c, "{\"messages\":[]}", &s), "messages: the list is empty");
     CHECK_STR(shown_by(c, CHAT(TURN("gpt2", "a")), &s), "messages[0].role: unknown role 'gpt2' (system, "
             "user, assistant, tool, or one that the template names)");
