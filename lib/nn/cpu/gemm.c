@@ -1,9 +1,13 @@
 /* gemm.c - every product of the CPU. Blocks of the sum are added in order, in registers or in the
  * thread's own memory, so cutting the sum for the caches does not change the chain. Inputs are
- * packed by the thread that uses them: A interleaved by block of rows, B (unless it already lies in
- * panels) as panels. A product is cut in one of three ways: strips where B lies in panels
- * (gemm_strip.c), sums over tokens (gemm_tokens.c), and tiles: up to TW_MC_RAW rows and
- * TW_TILE / rows panels, so that what is packed is used often.
+ * packed: A interleaved by block of rows, B (unless it already lies in panels) as panels. A product
+ * is cut in one of four ways:
+ *   sums over tokens, which gradients of weights are (gemm_tokens.c);
+ *   shared rows, where B lies in panels of bf16 for matrix units, 64 rows are there at least and A
+ *     has no further use: all threads pack rows of A, then each takes strips of C (gemm_strip.c);
+ *   strips, where B lies in panels otherwise: an item packs rows of A for itself (gemm_strip.c);
+ *   tiles, for all else, here: up to TW_MC_RAW rows and TW_TILE / rows panels, packed by the thread
+ *     that uses them, so that what is packed is used often.
  *
  * What bounds it: a block of 8 rows and 3 panels does 24 multiply-adds per 11 loads; B's panels (up
  * to 3 * TW_KC * 64 bytes) stay in L2 while all rows pass, A's block in L1. Few rows (decoding) are

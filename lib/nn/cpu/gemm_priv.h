@@ -1,4 +1,4 @@
-/* gemm_priv.h - what the two ways of cutting a product share: packing, blocks, the thread's memory. */
+/* gemm_priv.h - what tiles, strips and shared rows have in common: packing, blocks, the thread's memory. */
 #ifndef TW_GEMM_PRIV_H
 #define TW_GEMM_PRIV_H
 #include "nn/cpu/cpu_priv.h"

@@ -1,7 +1,8 @@
-/* gemm_strip.c - products whose B lies in panels: a work item packs some rows of A once, for the
- * narrow side products (LoRA) and for further products of the same A as well, and goes through its
- * columns by the panels of one block. A block's sums stay in registers until they are finished,
- * where one chain holds for all its rows; else the sums of a strip stay in L1 or L2. */
+/* gemm_strip.c - products whose B lies in panels, in two ways. Strips: a work item packs some rows of A
+ * once, for the narrow side products (LoRA) and for further products of the same A as well, and goes
+ * through its columns by the panels of one block. A block's sums stay in registers until they are
+ * finished, where one chain holds for all its rows; else the sums of a strip stay in L1 or L2.
+ * Shared rows: all threads pack the rows of A that all of them then read (tw_share_run). */
 #include "nn/cpu/gemm_priv.h"
 
 #define L2_WORDS ((int64_t)96 << 10)    /* of packed rows: what leaves room for panels of B */
