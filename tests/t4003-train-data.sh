@@ -162,6 +162,29 @@ test_case 'bad records are named before any training' '
 	test_text err "this is a folder"
 	[ ! -e bad ]
 '
+test_case 'log-probabilities of rollouts that cannot be are named before any training' '
+	roll() { # LOGPROBS [WEIGHTS]
+	    echo "{\"prompt_tokens\":[1,2],\"completion\":{\"tokens\":[5,6],\"logprobs\":$1${2:+,\"weights\":$2}},\"group\":0,\"group_size\":1,\"reward\":1,\"advantage\":1}"
+	}
+	for l in grpo ppo gspo importance_sampling dro; do
+	    for x in "0.0011 0.0011" "2.5 2.5" "1e9 1e+09"; do
+	        (roll "[-1,-2]"; roll "[-1,${x% *}]") >r.jsonl
+	        test_exit 1 $T -m "$BASE" -o bad --loss $l r.jsonl 2>err
+	        test_text err "tw-train: r.jsonl:2: completion.logprobs[1] is ${x#* }, which the logarithm of a probability cannot be"
+	        test_equal "$(wc -l <err | tr -d " ")" 1
+	        [ ! -e bad/latest ]
+	    done
+	done
+	for x in -1e300 1e300 null "\"a\""; do
+	    roll "[$x,-1]" >r.jsonl
+	    test_exit 1 $T -m "$BASE" -o bad --loss grpo r.jsonl 2>err
+	    test_text err "r.jsonl:1: completion.logprobs[0] is not a finite number"
+	    rm -rf bad
+	done
+	# of a token that is not trained it is nothing that is read; rounding may lead above 0
+	(roll "[-1,3]" "[1,0]"; roll "[-1,1e-6]") >r.jsonl
+	$T -m "$BASE" -o good --loss grpo r.jsonl
+'
 test_case 'a step that overflows is skipped, and too many in a row end the run' '
 	head -n 4 "$TMP/d.jsonl" >some.jsonl
 	echo "{\"tokens\":[5,6,7],\"weights\":[0,2e38,2e38]}" >inf.jsonl

@@ -54,6 +54,9 @@ static int check(const struct tw_data_opts *o, struct tw_datum *d, const char **
     return 0;
 }
 
+/* Logarithms of probabilities end at 0; the rounding of who wrote them may lead this far above. */
+#define MOST_LOGP 1e-3
+
 /* The log-probabilities of a completion's tokens, by position in the sequence. */
 static int read_old(struct tw_arena *a, const struct tw_json *j, struct tw_datum *d, struct tw_err *err)
 {
@@ -66,8 +69,11 @@ static int read_old(struct tw_arena *a, const struct tw_json *j, struct tw_datum
         return tw_fail(err, NULL, 0, "completion.logprobs: expected %" PRId64 " numbers, one a token", n);
     d->old = tw_arena_alloc(a, (size_t)d->seq[0].n * sizeof *d->old);
     for (int64_t i = 0; i < n; i++) {
-        if (p->item[i].type != TW_JNUM || !isfinite(p->item[i].d))
+        if (p->item[i].type != TW_JNUM || !isfinite((float)p->item[i].d))
             return tw_fail(err, NULL, 0, "completion.logprobs[%" PRId64 "] is not a finite number", i);
+        if (p->item[i].d > MOST_LOGP && d->seq[0].weight[d->prompt_n + i] != 0)
+            return tw_fail(err, NULL, 0, "completion.logprobs[%" PRId64 "] is %g, which the logarithm of a "
+                    "probability cannot be: it is at most 0", i, p->item[i].d);
         d->old[d->prompt_n + i] = (float)p->item[i].d;
     }
     return 0;
