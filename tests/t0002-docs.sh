@@ -1,12 +1,6 @@
 #!/bin/sh
 # What documents the commands agrees with them.
 . "$(dirname "$0")/lib.sh"
-# What stands in a page between `.\" run` and .fi, as a shell script.
-shown()
-{
-	awk '/^\.\\" run/ { run = 1; next } /^\.fi/ { run = 0 } run && !/^\./' "$1" |
-	    sed "s/[\\](aq/'/g; s/[\\]-/-/g; s/[\\]e/\\\\/g"
-}
 cmds=$(ls "$TW_BUILD"/bin/tw-* 2>/dev/null)
 
 test_case 'make man would change nothing' '
@@ -44,17 +38,6 @@ test_case 'help, words and man name the same options' '
 test_case 'no letter and no name has two meanings in a command' '
 	for c in $cmds; do
 	    "$c" --help=words | cut -f 1 | sort | uniq -d | grep . && exit 1 || :
-	done
-'
-test_case 'what the pages show runs' '
-	for c in $cmds; do
-	    page="$TOP/man/$(basename "$c").1"
-	    shown "$page" >example
-	    if grep -q "tiny" example && [ ! -f "$TW_SHARE/models/tiny/model.safetensors" ]
-	    then continue; fi
-	    [ -s example ] || { echo "$page shows nothing that runs"; exit 1; }
-	    mkdir "$(basename "$page").d"
-	    (cd "$(basename "$page").d" && sh -e ../example) >out 2>&1 || { cat "$page" out; exit 1; }
 	done
 '
 test_case 'completion in bash asks the command' '
