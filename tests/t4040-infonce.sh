@@ -182,7 +182,6 @@ test_case 'what does not go with it says so' '
 	refused "--loss-exec: is told log-probabilities" --loss infonce --loss-exec cat
 	refused "--ref: infonce looks at no reference" --loss infonce --ref "$M"
 	refused "include_qq is about the other groups" --loss infonce,use_batch=off,include_qq=on
-	refused "fake_neg_margin needs mask_fake_negative=on" --loss infonce,fake_neg_margin=0.2
 	refused "temperature" --loss infonce,temperature=0
 	TW_SERVER=http://127.0.0.1:9 TW_API_KEY=tml-x refused "--loss: a server tells log-probabilities" --loss infonce
 '

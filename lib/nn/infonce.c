@@ -206,6 +206,17 @@ void tw_infonce(const struct tw_loss *l, const struct tw_embeds *in, struct tw_e
         normalise_back(&w);
 }
 
+void tw_embedding(float *e, const float *h, int64_t D)
+{
+    double sum = 0, norm;
+
+    for (int64_t i = 0; i < D; i++)
+        sum += (double)h[i] * (double)h[i];
+    norm = sqrt(sum);
+    for (int64_t i = 0; i < D; i++)
+        e[i] = (float)((double)h[i] / (norm < EPS ? EPS : norm));
+}
+
 void tw_embed_sums_add(struct tw_embed_sums *a, const struct tw_embed_sums *b)
 {
     double n = (double)a->groups, more = (double)b->groups;

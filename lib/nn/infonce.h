@@ -37,6 +37,8 @@ struct tw_embed_sums {
 /* Scratch and lists come from A. */
 void tw_infonce(const struct tw_loss *l, const struct tw_embeds *in, struct tw_embed_sums *out,
         struct tw_arena *a);
+/* The state H [D] at length 1. */
+void tw_embedding(float *e, const float *h, int64_t D);
 /* Adds B to A; the loss is that of all groups of both. */
 void tw_embed_sums_add(struct tw_embed_sums *a, const struct tw_embed_sums *b);
 

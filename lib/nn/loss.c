@@ -122,13 +122,12 @@ static int policy_settings(const struct preset *p, struct tw_loss *l, struct tw_
 static int infonce_settings(struct tw_loss *l, struct tw_set *s, struct tw_err *err)
 {
     const char *batch = NULL;
-    int margin;
 
     if (tw_set_num(s, "temperature", &l->temperature, 1e-4, 1e4, err) < 0
             || tw_set_bool(s, "use_batch", &l->use_batch, err) < 0
             || tw_set_int(s, "hard_negatives", &l->hard_negatives, 1, 4096, err) < 0
             || tw_set_bool(s, "mask_fake_negative", &l->mask_fake, err) < 0
-            || (margin = tw_set_num(s, "fake_neg_margin", &l->margin, 1e-6, 2, err)) < 0
+            || tw_set_num(s, "fake_neg_margin", &l->margin, 1e-6, 2, err) < 0
             || tw_set_bool(s, "include_qq", &l->include_qq, err) < 0
             || tw_set_bool(s, "include_dd", &l->include_dd, err) < 0)
         return -1;
@@ -138,8 +137,6 @@ static int infonce_settings(struct tw_loss *l, struct tw_set *s, struct tw_err *
     if (batch)
         return tw_fail_code(err, TW_EMISUSE, s->option, 0, "%s is about the other groups of a step, which "
                 "use_batch=off leaves out", batch);
-    if (margin && !l->mask_fake)
-        return tw_fail_code(err, TW_EMISUSE, s->option, 0, "fake_neg_margin needs mask_fake_negative=on");
     return 0;
 }
 

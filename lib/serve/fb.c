@@ -221,6 +221,22 @@ static void settle(struct tw_worker *k, struct tw_pupil *p, const struct tw_engi
         finish(k, p);
 }
 
+/* The whole of P's request of embeddings. */
+static void embed(struct tw_worker *k, struct tw_pupil *p, struct tw_engine *e)
+{
+    struct tw_err err = { 0 };
+    double t0 = tw_now();
+    int ret = tw_nat_embed(k, e, p, &p->fb->sum, &err);
+
+    p->fb->busy = tw_now() - t0;
+    p->who->spent[TW_TRAIN] += p->fb->busy;
+    k->stat.passes++;
+    if (ret)
+        fail(k, p, err.code == TW_EMISUSE ? "user" : "server", &err);
+    else
+        finish(k, p);
+}
+
 /* What P's passes go over: the base that all share, or a copy of its own. */
 static struct tw_engine *engine_of(struct tw_worker *k, struct tw_pupil *p)
 {
@@ -266,6 +282,11 @@ static void run(struct tw_worker *k, struct tw_pupil **cand, int64_t n)
     }
 }
 
+static bool embeds(const struct tw_pupil *p)
+{
+    return p->head->verb == TW_FORWARD_BACKWARD && p->head->fb.nat && p->head->fb.nat->embed;
+}
+
 void tw_fb_pass(struct tw_worker *k, struct tw_pupil **cand, int64_t n)
 {
     struct tw_pupil **in = tw_arena_alloc(&k->arena, (size_t)n * sizeof *in);
@@ -277,6 +298,8 @@ void tw_fb_pass(struct tw_worker *k, struct tw_pupil **cand, int64_t n)
         struct tw_pupil *p = cand[i];
         struct tw_err err = { 0 };
 
+        if (m && (embeds(p) || embeds(in[0])))     /* those have the device for themselves */
+            continue;
         if (p->head->verb != TW_FORWARD_BACKWARD || p->head->refused ||
                 p->head->fb.forward_only != score || engine_of(k, p) != e)
             continue;
@@ -285,6 +308,8 @@ void tw_fb_pass(struct tw_worker *k, struct tw_pupil **cand, int64_t n)
         else
             in[m++] = p;
     }
-    if (m)
+    if (m && embeds(in[0]))
+        embed(k, in[0], engine_of(k, in[0]));
+    else if (m)
         run(k, in, m);
 }

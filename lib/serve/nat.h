@@ -58,18 +58,21 @@ struct tw_nat_row {
     int32_t *token, *label;             /* label -1: none */
     int64_t n;
     bool labelled;
+    bool begins;                        /* of embeddings: an anchor; labelled says whether that is known */
 };
 struct tw_nat_rows {
     struct tw_nat_row *v;
     int64_t n;
 };
 int tw_nat_chat_opts(const struct tw_json *conf, struct tw_chat_opts *o, bool *text, struct tw_err *err);
-/* The chat of those options, kept for the next time. */
-struct tw_chat *tw_nat_chat(struct tw_srv *s, const struct tw_json *template, bool prompt,
+/* The chat of those options, kept for the next time; of embeddings all of a trajectory counts. */
+enum tw_nat_use { TW_NAT_LEARN, TW_NAT_PROMPT, TW_NAT_EMBED };
+struct tw_chat *tw_nat_chat(struct tw_srv *s, const struct tw_json *template, enum tw_nat_use use,
         struct tw_err *err);
-/* INPUTS as the client sends them: features, or trajectories that TEMPLATE encodes. */
+/* INPUTS as the client sends them: features, or trajectories that TEMPLATE encodes. EMBED: labels are one for
+ * each sequence, 1 at an anchor; of others nothing is known. */
 int tw_nat_inputs(struct tw_srv *s, struct tw_arena *a, const struct tw_json *inputs,
-        const struct tw_json *template, struct tw_nat_rows *out, struct tw_err *err);
+        const struct tw_json *template, bool embed, struct tw_nat_rows *out, struct tw_err *err);
 /* One of them as a prompt to sample after. */
 int tw_nat_prompt(struct tw_srv *s, struct tw_arena *a, const struct tw_json *input,
         const struct tw_json *template, struct tw_tokens *out, struct tw_err *err);

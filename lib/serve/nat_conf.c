@@ -211,21 +211,22 @@ static int set_metric(struct tw_trun *run, struct tw_str cls, const struct tw_js
     static const char *const known[] = { "is_training", "beta", "epsilon", "epsilon_high", "ignore_index",
         NULL };
     bool dpo = tw_str_is(cls, "DPOMetric"), grpo = tw_str_is(cls, "GRPOMetric");
+    bool embed = tw_str_is(cls, "EmbeddingMetric");
     struct tw_arena a = { 0 };
     const struct tw_json *conf = run->conf ? tw_json_parse(&a, tw_str(run->conf), NULL) : NULL;
     const struct tw_json *old = conf ? tw_json_get(conf, "metrics") : NULL;
-    const char *key = dpo ? "dpo" : "grpo";
+    const char *key = dpo ? "dpo" : grpo ? "grpo" : "embedding";
     struct tw_buf b = { 0 };
     struct tw_jw w;
     int ret = 0;
 
     if (only(j, "metric_cls", known, err))
         ret = -1;
-    else if (!dpo && !grpo && !tw_str_is(cls, "LossMetric") && !tw_str_is(cls, "Accuracy") &&
+    else if (!dpo && !grpo && !embed && !tw_str_is(cls, "LossMetric") && !tw_str_is(cls, "Accuracy") &&
             !tw_str_is(cls, "TrainMetric"))
         ret = tw_fail(err, NULL, 0, "metric '%.*s' is not known: there are LossMetric, Accuracy, TrainMetric, "
-                "DPOMetric, GRPOMetric", (int)(cls.n < 64 ? cls.n : 64), cls.p);
-    if (!ret && (dpo || grpo)) {
+                "DPOMetric, GRPOMetric, EmbeddingMetric", (int)(cls.n < 64 ? cls.n : 64), cls.p);
+    if (!ret && (dpo || grpo || embed)) {
         tw_jw_init(&w, &b);
         tw_jw_obj(&w);
         for (int64_t i = 0; old && i < old->n; i++)

@@ -219,6 +219,53 @@ static int make_rows(struct fb *f, bool loss, struct tw_err *err)
     return 0;
 }
 
+/* Sequences of task "embedding", and where they begin a group: all of them say it, or there is no loss. */
+static int make_embed(struct fb *f, struct tw_nat_fb *n, bool loss, struct tw_err *err)
+{
+    struct tw_work *w = f->w;
+    bool known = f->rows.n > 0, *begins = tw_arena_alloc(&w->arena, (size_t)(f->rows.n + 1) * sizeof *begins);
+    int64_t own = 2, least = loss && w->fb.loss.hard_negatives ? 3 : 2;
+
+    n->embed = tw_arena_alloc(&w->arena, sizeof *n->embed);
+    f->d = tw_arena_alloc(&w->arena, (size_t)f->rows.n * sizeof *f->d);
+    f->nd = tw_arena_alloc(&w->arena, (size_t)f->rows.n * sizeof *f->nd);
+    for (int64_t i = 0; i < f->rows.n; i++) {
+        const struct tw_nat_row *r = &f->rows.v[i];
+
+        f->d[i] = (struct tw_datum_in){ .token = r->token, .n = r->n, .k = 1,
+            .target = tw_arena_alloc(&w->arena, (size_t)r->n * sizeof(int32_t)),
+            .weight = tw_arena_alloc(&w->arena, (size_t)r->n * sizeof(float)) };
+        w->fb.tokens += r->n;
+        begins[i] = r->begins;
+        known = known && r->labelled && (i || begins[i]);
+        own = begins[i] ? 1 : own + 1;
+        if ((i + 1 == f->rows.n || f->rows.v[i + 1].begins) && own < least) {
+            if (loss && known)
+                return tw_fail(err, NULL, 0, "inputs[%lld]: this group has no %s", (long long)i,
+                        own < 2 ? "positive" : "negatives, which hard_negatives wants");
+            known = false;
+        }
+    }
+    if (loss && !known)
+        return tw_fail(err, NULL, 0, "inputs: task embedding needs labels, one for each sequence: 1 at the "
+                "anchor that begins a group, 0 at its positive and negatives");
+    n->embed->begins = known ? begins : NULL;
+    w->fb.d = f->d;
+    w->fb.n = f->rows.n;
+    return 0;
+}
+
+/* The task, and whether the loss is one for it. */
+static int read_task(const struct tw_json *in, bool *embed, struct tw_err *err)
+{
+    const struct tw_json *v = tw_json_get(in, "task");
+
+    *embed = v && tw_str_is(v->str, "embedding");
+    if (v && !*embed && !tw_str_is(v->str, "causal_lm") && !tw_str_is(v->str, "fused_lm_ce"))
+        return tw_fail(err, NULL, 0, "task: causal_lm and embedding are done here");
+    return 0;
+}
+
 /* Arguments of the calls; what is not here is refused by its name. */
 static int check_keys(const struct tw_json *kw, bool only, struct tw_err *err)
 {
@@ -240,9 +287,6 @@ static int check_keys(const struct tw_json *kw, bool only, struct tw_err *err)
     v = tw_json_get(kw, "return_logits");
     if (v && !(v->type == TW_JBOOL && !v->b))
         return tw_fail(err, NULL, 0, "return_logits: logits are not sent; logps are");
-    v = tw_json_get(kw, "task");
-    if (v && !tw_str_is(v->str, "causal_lm") && !tw_str_is(v->str, "fused_lm_ce"))
-        return tw_fail(err, NULL, 0, "task: only causal_lm is done here");
     return 0;
 }
 
@@ -277,7 +321,7 @@ int tw_nat_fb_read(struct tw_srv *s, struct tw_work *w, const char *op, const st
     struct tw_nat_fb *n = tw_arena_alloc(&w->arena, sizeof *n);
     const struct tw_json *in = fwd ? tw_json_get(fwd, "req") : req, *fop = fwd ? tw_json_get(fwd, "op") : NULL;
     struct fb f = { .w = w };
-    bool only = !strcmp(op, "forward_only"), sum = true;
+    bool only = !strcmp(op, "forward_only"), sum = true, embed, loss;
 
     n->eval = only || (fop && tw_str_is(fop->str, "forward_only"));
     n->backward = !strcmp(op, "forward_backward") || !strcmp(op, "backward");
@@ -288,14 +332,20 @@ int tw_nat_fb_read(struct tw_srv *s, struct tw_work *w, const char *op, const st
     w->fb.type = "native";
     if (!in || in->type != TW_JOBJ)
         return tw_fail(err, NULL, 0, "the body is no JSON object");
-    if (check_keys(req, only, err) || read_common(w, n, c, in, req, err) ||
-            tw_nat_inputs(s, &w->arena, tw_json_get(in, "inputs"), c->template, &f.rows, err) ||
-            make_rows(&f, n->backward || n->loss, err))
+    loss = n->backward || n->loss;
+    if (check_keys(req, only, err) || read_common(w, n, c, in, req, err) || read_task(in, &embed, err) ||
+            tw_nat_loss_read(&w->fb.loss, &sum, loss || embed ? c->loss : NULL, err) ||
+            tw_nat_inputs(s, &w->arena, tw_json_get(in, "inputs"), c->template, embed, &f.rows, err))
         return -1;
-    if (n->backward || n->loss ? tw_nat_loss_read(&w->fb.loss, &sum, c->loss, err) ||
-            loss_inputs(&f, req, sum, err) : tw_nat_loss_read(&w->fb.loss, &sum, NULL, err))
+    if (loss && embed != w->fb.loss.groups)
+        return tw_fail(err, NULL, 0, embed ? "task embedding needs set_loss(\"InfonceLoss\")" :
+                "InfonceLoss needs task=\"embedding\"");
+    if (embed ? make_embed(&f, n, loss, err) :
+            make_rows(&f, loss, err) || (loss && loss_inputs(&f, req, sum, err)))
         return -1;
-    n->mean = !sum;
+    if (embed && !w->fb.loss.groups)            /* for the metrics of a forward */
+        n->embed->begins = NULL;
+    n->mean = embed || !sum;
     n->d = f.nd;
     w->fb.nat = n;
     return 0;

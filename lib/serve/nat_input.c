@@ -40,10 +40,11 @@ int tw_nat_chat_opts(const struct tw_json *conf, struct tw_chat_opts *o, bool *t
     return tw_fail(err, NULL, 0, "truncation_strategy must be raise, left, right, split or delete");
 }
 
-struct tw_chat *tw_nat_chat(struct tw_srv *s, const struct tw_json *template, bool prompt, struct tw_err *err)
+struct tw_chat *tw_nat_chat(struct tw_srv *s, const struct tw_json *template, enum tw_nat_use use,
+        struct tw_err *err)
 {
     struct tw_str raw = template ? template->raw : TW_STR_LIT("{}"), system = { 0 };
-    char *key = tw_xasprintf("%d%.*s", prompt, (int)raw.n, raw.p), *own = NULL;
+    char *key = tw_xasprintf("%d%.*s", (int)use, (int)raw.n, raw.p), *own = NULL;
     struct tw_nat_open *c, **at;
     struct tw_chat_opts o;
     struct tw_chat *chat;
@@ -61,9 +62,11 @@ struct tw_chat *tw_nat_chat(struct tw_srv *s, const struct tw_json *template, bo
         free(key);
         return NULL;
     }
-    o.generation_prompt = prompt;
-    if (prompt)
+    o.generation_prompt = use == TW_NAT_PROMPT;
+    if (use == TW_NAT_PROMPT)
         o.max_length = 0;
+    if (use == TW_NAT_EMBED)
+        o.train_on = TW_ON_ALL;
     o.system = own = tw_str_dup(system);
     chat = tw_chat_open(tw_worker_dir(s->worker), NULL, &o, err);
     if (chat && !tw_chat_tok(chat)) {
@@ -178,24 +181,14 @@ static const struct tw_json *row_of(const struct tw_json *v, int64_t i)
     return v && v->type == TW_JARR && i < v->n ? &v->item[i] : NULL;
 }
 
-static int feature(struct tw_srv *s, struct tw_arena *a, const struct tw_json *v, struct tw_nat_rows *out,
+/* A batch that was put together already. */
+static int batch_of(struct tw_srv *s, struct tw_arena *a, const struct feature *f, struct tw_nat_rows *out,
         struct tw_err *err)
 {
-    struct feature f = { tw_json_get(v, "input_ids"), tw_json_get(v, "labels"),
-        tw_json_get(v, "attention_mask"), tw_json_get(v, "position_ids") };
+    for (int64_t i = 0; i < f->ids->n; i++) {
+        struct feature r = { &f->ids->item[i], row_of(f->labels, i), row_of(f->mask, i), row_of(f->pos, i) };
 
-    if (tw_nat_no_media(v, err))
-        return -1;
-    if (tw_json_get(v, "routed_experts") && tw_json_get(v, "routed_experts")->n)
-        return tw_fail(err, NULL, 0, "inputs: routed_experts are not replayed here");
-    if (f.ids->type != TW_JARR)
-        return tw_fail(err, NULL, 0, "inputs: input_ids must be a list");
-    if (!f.ids->n || f.ids->item[0].type != TW_JARR)
-        return one_row(s, a, &f, out, err);
-    for (int64_t i = 0; i < f.ids->n; i++) {    /* a batch that was put together already */
-        struct feature r = { &f.ids->item[i], row_of(f.labels, i), row_of(f.mask, i), row_of(f.pos, i) };
-
-        if (r.ids->type != TW_JARR || (f.labels && !r.labels) || (f.mask && !r.mask) || (f.pos && !r.pos))
+        if (r.ids->type != TW_JARR || (f->labels && !r.labels) || (f->mask && !r.mask) || (f->pos && !r.pos))
             return tw_fail(err, NULL, 0, "inputs: the lists of a batch do not fit together");
         if (one_row(s, a, &r, out, err))
             return -1;
@@ -203,10 +196,52 @@ static int feature(struct tw_srv *s, struct tw_arena *a, const struct tw_json *v
     return 0;
 }
 
-static int trajectory(struct tw_srv *s, struct tw_arena *a, const struct tw_json *v,
-        const struct tw_json *template, struct tw_nat_rows *out, struct tw_err *err)
+/* Labels of the sequences from FROM on, one for each. */
+static void anchors(struct tw_nat_rows *out, int64_t from, const struct tw_json *labels)
 {
-    struct tw_chat *chat = tw_nat_chat(s, template, false, err);
+    int64_t n = out->n - from;
+    bool list = labels && labels->type == TW_JARR, good = list ? labels->n == n : labels && n == 1;
+
+    for (int64_t i = 0; i < n; i++) {
+        const struct tw_json *v = !good ? NULL : list ? &labels->item[i] : labels;
+
+        if (v && v->type == TW_JARR && v->n == 1)
+            v = &v->item[0];            /* a column of one */
+        out->v[from + i].labelled = v && v->is_int && (v->i == 0 || v->i == 1);
+        out->v[from + i].begins = out->v[from + i].labelled && v->i == 1;
+    }
+}
+
+static int feature(struct tw_srv *s, struct tw_arena *a, const struct tw_json *v, bool embed,
+        struct tw_nat_rows *out, struct tw_err *err)
+{
+    struct feature f = { tw_json_get(v, "input_ids"), tw_json_get(v, "labels"),
+        tw_json_get(v, "attention_mask"), tw_json_get(v, "position_ids") };
+    const struct tw_json *labels = f.labels;
+    int64_t from = out->n;
+
+    f.labels = embed ? NULL : labels;
+    if (tw_nat_no_media(v, err))
+        return -1;
+    if (tw_json_get(v, "routed_experts") && tw_json_get(v, "routed_experts")->n)
+        return tw_fail(err, NULL, 0, "inputs: routed_experts are not replayed here");
+    if (f.ids->type != TW_JARR)
+        return tw_fail(err, NULL, 0, "inputs: input_ids must be a list");
+    if (!f.ids->n || f.ids->item[0].type != TW_JARR) {
+        if (one_row(s, a, &f, out, err))
+            return -1;
+    } else if (batch_of(s, a, &f, out, err)) {
+        return -1;
+    }
+    if (embed)
+        anchors(out, from, labels);
+    return 0;
+}
+
+static int trajectory(struct tw_srv *s, struct tw_arena *a, const struct tw_json *v,
+        const struct tw_json *template, bool embed, struct tw_nat_rows *out, struct tw_err *err)
+{
+    struct tw_chat *chat = tw_nat_chat(s, template, embed ? TW_NAT_EMBED : TW_NAT_LEARN, err);
     struct tw_chat_opts o;
     struct tw_sample got;
     struct tw_json *rec;
@@ -221,7 +256,7 @@ static int trajectory(struct tw_srv *s, struct tw_arena *a, const struct tw_json
 
         r->token = t->token;
         r->n = t->n;
-        r->labelled = true;
+        r->labelled = !embed;
         r->label = tw_arena_alloc(a, (size_t)(t->n + 1) * sizeof *r->label);
         for (int64_t k = 0; k < t->n; k++)
             r->label[k] = k + 1 < t->n && t->weight[k + 1] != 0 ? t->token[k + 1] : -1;
@@ -230,7 +265,7 @@ static int trajectory(struct tw_srv *s, struct tw_arena *a, const struct tw_json
 }
 
 int tw_nat_inputs(struct tw_srv *s, struct tw_arena *a, const struct tw_json *inputs,
-        const struct tw_json *template, struct tw_nat_rows *out, struct tw_err *err)
+        const struct tw_json *template, bool embed, struct tw_nat_rows *out, struct tw_err *err)
 {
     bool list = inputs && inputs->type == TW_JARR;
     int64_t n = !inputs ? 0 : list ? inputs->n : 1;
@@ -243,8 +278,8 @@ int tw_nat_inputs(struct tw_srv *s, struct tw_arena *a, const struct tw_json *in
 
         if (v->type != TW_JOBJ)
             return tw_fail(err, NULL, 0, "inputs[%lld] is not an object", (long long)i);
-        if (tw_json_get(v, "input_ids") ? feature(s, a, v, out, err)
-                                        : trajectory(s, a, v, template, out, err))
+        if (tw_json_get(v, "input_ids") ? feature(s, a, v, embed, out, err)
+                                        : trajectory(s, a, v, template, embed, out, err))
             return -1;
     }
     if (!out->n)
@@ -268,14 +303,14 @@ int tw_nat_prompt(struct tw_srv *s, struct tw_arena *a, const struct tw_json *v,
     if (v->type != TW_JOBJ)
         return tw_fail(err, NULL, 0, "inputs: an object is wanted, with messages or input_ids");
     if (tw_json_get(v, "input_ids")) {
-        if (feature(s, a, v, &rows, err))
+        if (feature(s, a, v, false, &rows, err))
             return -1;
         if (rows.n != 1)
             return tw_fail(err, NULL, 0, "inputs: one sequence each is sampled after");
         *out = (struct tw_tokens){ .token = rows.v[0].token, .n = rows.v[0].n };
         return 0;
     }
-    if (!(chat = tw_nat_chat(s, template, true, err)) || tw_nat_chat_opts(template, &o, &text, err) ||
+    if (!(chat = tw_nat_chat(s, template, TW_NAT_PROMPT, err)) || tw_nat_chat_opts(template, &o, &text, err) ||
             !(rec = tw_nat_record(a, v, text, err)))
         return -1;
     if (text)                           /* what is encoded as it stands is a prompt as it stands */

@@ -51,6 +51,11 @@ static const struct known {
         { { "beta", "beta", NULL }, { "bc_coef", "bc_coef", NULL }, { "ignore_index", NULL, "-100" } } },
     { "ORPOLoss", "orpo", "orpo", false,
         { { "lambda_orpo", "lambda_orpo", NULL }, { "ignore_index", NULL, "-100" } } },
+    { "InfonceLoss", "infonce", "infonce", false,
+        { { "temperature", "temperature", NULL }, { "use_batch", "use_batch", NULL },
+            { "hard_negatives", "hard_negatives", NULL }, { "mask_fake_negative", "mask_fake_negative", NULL },
+            { "fake_neg_margin", "fake_neg_margin", NULL }, { "include_qq", "include_qq", NULL },
+            { "include_dd", "include_dd", NULL } } },
     /* Ours, which Twinkle has none of. */
     { "KTOLoss", "kto", "kto", false,
         { { "beta", "beta", NULL }, { "desirable_weight", "desirable_weight", NULL },

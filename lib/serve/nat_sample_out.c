@@ -60,7 +60,7 @@ static void put_messages(struct tw_nat_call *c, struct tw_jw *w, int64_t p, cons
 {
     const struct tw_json *in = &c->input[p], *old = tw_json_get(in, "messages");
     const struct tw_json *tools = tw_json_get(in, "tools");
-    struct tw_chat *chat = tw_nat_chat(c->s, c->template, true, NULL);
+    struct tw_chat *chat = tw_nat_chat(c->s, c->template, TW_NAT_PROMPT, NULL);
     struct tw_reply reply = { .content = o->text };
 
     if (!old || old->type != TW_JARR)

@@ -161,6 +161,17 @@ static void put_grpo(struct out *o, const struct tw_nat_sums *m)
     number(o, "train/clip_ratio", (m->low + m->high) / m->with_old);
 }
 
+static void put_sims(struct out *o, const struct tw_nat_sims *m)
+{
+    if (!(m->groups > 0))
+        return;
+    text(o, "pos_sim", m->pos / m->groups, 4, "");
+    text(o, "pos_sim_min", m->pos_min, 4, "");
+    text(o, "pos_sim_max", m->pos_max, 4, "");
+    if (m->negs > 0)
+        text(o, "neg_sim", m->neg / m->negs, 4, "");
+}
+
 void tw_nat_metrics(struct tw_nat_state *n, const struct tw_nat_step *s, struct tw_buf *json)
 {
     struct tw_nat_sums *m = &n->sum[s->eval];
@@ -178,6 +189,8 @@ void tw_nat_metrics(struct tw_nat_state *n, const struct tw_nat_step *s, struct 
         put_dpo(&o, s, m);
     if (s->grpo)
         put_grpo(&o, m);
+    if (s->embed)
+        put_sims(&o, &n->sim[s->eval]);
     tw_jw_obj_end(&o.w);
     tw_jw_obj_end(&o.num);
     tw_jw_key(&o.w, "numbers");
@@ -185,4 +198,5 @@ void tw_nat_metrics(struct tw_nat_state *n, const struct tw_nat_step *s, struct 
     tw_jw_obj_end(&o.w);
     tw_buf_free(&o.b);
     *m = (struct tw_nat_sums){ 0 };
+    n->sim[s->eval] = (struct tw_nat_sims){ 0 };
 }

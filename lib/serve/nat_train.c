@@ -68,6 +68,7 @@ static int read_metric(struct tw_nat_step *st, const struct tw_nat_conf *c, cons
     st->beta = 0.1;
     st->dpo = dpo != NULL;
     st->grpo = c->metrics && tw_json_get(c->metrics, "grpo");
+    st->embed = c->metrics && tw_json_get(c->metrics, "embedding");
     if (tw_json_get_bool(req, "is_training", &training, err) < 0 ||
             (dpo && tw_json_get_num(dpo, "beta", &st->beta, err) < 0))
         return -1;

@@ -63,8 +63,12 @@ static void put_output(struct tw_work *w, float *const *logp, double sum, int64_
     tw_jw_obj(&j);
     tw_jw_key(&j, "logits");
     tw_jw_null(&j);
-    tw_jw_key(&j, "logps");
-    put_logps(&j, &w->fb, logp);
+    if (f->embed) {
+        tw_nat_embed_put(&j, w);
+    } else {
+        tw_jw_key(&j, "logps");
+        put_logps(&j, &w->fb, logp);
+    }
     if (f->loss) {
         tw_jw_key(&j, "loss");
         tw_jw_num(&j, sum);
@@ -95,7 +99,9 @@ void tw_nat_fb_done(struct tw_pupil *p, struct tw_work *w, float *const *logp, d
         m->tokens += f->mean ? 0 : (double)tokens;
         m->calls++;
     }
-    if (f->policy)
+    if (f->policy && f->embed)
+        tw_nat_embed_sums(&n->sim[f->eval], &f->embed->sums);
+    else if (f->policy)
         tw_nat_sums_add(&n->sum[f->eval], w, logp);
     if (!strcmp(f->result, "null"))
         tw_buf_puts(&w->result.json, "null");

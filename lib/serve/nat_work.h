@@ -5,6 +5,7 @@
 #ifndef TW_NAT_WORK_H
 #define TW_NAT_WORK_H
 #include "base/buf.h"
+#include "nn/infonce.h"
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -13,6 +14,11 @@ struct tw_nat_sums {
     double loss, tokens, calls;         /* tokens: of losses that are sums */
     double pairs, chosen, rejected, ref_chosen, ref_rejected, right, refs;
     double n, logp, old, with_old, diff, kl, kl_max, ratio_max, low, high;
+};
+
+/* The same of embeddings. */
+struct tw_nat_sims {
+    double pos, pos_min, pos_max, groups, neg, negs;
 };
 
 /* Part of a model's state as it stands in files: members are only added at the end. */
@@ -25,6 +31,7 @@ struct tw_nat_state {
     double norm;                        /* of the last gradient */
     char optim[160];                    /* as tw_optim_parse() reads it; empty: Tinker's */
     struct tw_nat_sums sum[2];          /* training, evaluation */
+    struct tw_nat_sims sim[2];
 };
 
 /* The learning rate by scheduler steps; nat_sched.c. Numbers as the scheduler of that name has them. */
@@ -47,6 +54,14 @@ struct tw_nat_datum {
     bool label;
 };
 
+/* Of task "embedding": which sequences are anchors, and what came of it. */
+struct tw_nat_embed {
+    const bool *begins;                 /* [n]; NULL: there are no labels, and no loss */
+    int64_t D;
+    float **state;                      /* [n] of [D] */
+    struct tw_embed_sums sums;
+};
+
 struct tw_nat_fb {
     const struct tw_nat_datum *d;       /* [fb.n] */
     bool eval;                          /* its sums are those of evaluation */
@@ -57,6 +72,7 @@ struct tw_nat_fb {
     int64_t every;                      /* 0: as before */
     double lo, hi;                      /* of a ratio that counts as clipped */
     const char *result;                 /* "output", "value", "null" */
+    struct tw_nat_embed *embed;         /* NULL: log-probabilities */
 };
 
 enum tw_nat_op { TW_NAT_CLIP, TW_NAT_STEP, TW_NAT_ZERO, TW_NAT_LR, TW_NAT_CLIP_STEP, TW_NAT_METRIC,
@@ -69,7 +85,7 @@ struct tw_nat_step {
     const char *optim;
     double decay, lr;
     struct tw_nat_sched sched;
-    bool eval, dpo, grpo; /* calculate_metric: which it is asked for */
+    bool eval, dpo, grpo, embed; /* calculate_metric: which it is asked for */
     double beta;                        /* DPOMetric */
     double age, since;                  /* seconds of the model, and since the last calculate_metric */
 };
@@ -90,6 +106,8 @@ struct tw_engine_sample;
 struct tw_err;
 struct tw_optim_job;
 struct tw_optim_report;
+struct tw_engine;
+struct tw_jw;
 
 /* nat_work.c, on the engine thread. What of datum I is not Tinker's. */
 void tw_nat_sample(const struct tw_work *w, int64_t i, struct tw_engine_sample *s);
@@ -110,6 +128,13 @@ int tw_nat_write(const struct tw_pupil *p, const char *dir, struct tw_err *err);
 int tw_nat_read(struct tw_pupil *p, const char *dir, struct tw_err *err);
 int tw_nat_load(struct tw_pupil *p, const struct tw_nat_ckpt *c, const char *dir, struct tw_buf *json,
         struct tw_err *err);
+
+/* nat_embed.c: the head of P's queue over E, its loss in *SUM. An error of code TW_EMISUSE is the
+ * client's. */
+int tw_nat_embed(struct tw_worker *k, struct tw_engine *e, struct tw_pupil *p, double *sum,
+        struct tw_err *err);
+void tw_nat_embed_sums(struct tw_nat_sims *m, const struct tw_embed_sums *s);
+void tw_nat_embed_put(struct tw_jw *j, const struct tw_work *w);    /* "embeddings": .. */
 
 /* nat_sums.c */
 void tw_nat_sums_add(struct tw_nat_sums *m, const struct tw_work *w, float *const *logp);

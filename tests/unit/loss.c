@@ -56,7 +56,6 @@ static void infonce_has_settings_that_need_each_other(void)
         { "infonce,temperature=0", "temperature" },
         { "infonce,hard_negatives=0", "hard_negatives" },
         { "infonce,hard_negatives=1.5", "hard_negatives" },
-        { "infonce,fake_neg_margin=0.2", "needs mask_fake_negative=on" },
         { "infonce,mask_fake_negative=on,fake_neg_margin=0", "fake_neg_margin" },
         { "infonce,use_batch=off,include_qq=on", "include_qq is about the other groups" },
         { "infonce,use_batch=off,include_dd=on", "include_dd is about the other groups" },
