@@ -56,6 +56,48 @@ p = get(\"runs/%s/points\" % open(\"run\").read())
 assert sorted(p) == [\"grad_norm\", \"kl\", \"loss\", \"reward\"] and p[\"reward\"][0][:2] == [2, 0.5] and len(p[\"loss\"]) == 3, p
 "
 '
+test_case 'the loss that is shown is a mean by weights, however a client scales them, or what it says' '
+	serve_start
+	ask "
+s, seen = session(), []
+t = [1, 2, 3, 4, 5, 6]
+for i, w in enumerate(([1.0] * 6, [0.25] * 6, [0, 0, 0, 0, 8.0, 8.0], [0, 0, 0, 0, 1.0, 1.0])):
+    m = create(s, i)
+    sums = [wait(post(\"forward_backward\", {\"forward_backward_input\": {\"data\": [datum(t, w)] * 2, \"loss_fn\": \"cross_entropy\"},
+                     \"model_id\": m, \"seq_id\": k})[\"request_id\"])[\"metrics\"][\"loss:sum\"] for k in (1, 2)]
+    wait(step(m, 3))
+    seen.append(get(\"runs/%s/points\" % m)[\"loss\"][0][1])
+    assert abs(seen[-1] - sum(sums) / (4 * sum(w))) < 1e-6 * seen[-1], (seen, sums)
+assert abs(seen[0] - seen[1]) < 1e-6 and abs(seen[2] - seen[3]) < 1e-6 and abs(seen[0] - seen[2]) > 1e-3, seen
+wait(fb(m, 4))
+b = {\"adam_params\": {\"learning_rate\": 1e-4}, \"model_id\": m, \"type\": \"optim_step\"}
+wait(post(\"optim_step\", dict(b, seq_id=5, loss=-0.125))[\"request_id\"])
+assert get(\"runs/%s/points\" % m)[\"loss\"][1][1] == -0.125
+assert [r[\"loss\"] for r in get(\"overview\")[\"runs\"] if r[\"id\"] == m] == [-0.125]
+"
+'
+test_case 'tw-train on the server: the page shows the loss that it prints, whatever its kind and scale' '
+	awk -f "$TOP/examples/sums.awk" -v n=12 -v as=chat >t.jsonl
+	awk -f "$TOP/examples/sums.awk" -v n=8 -v as=pair >p.jsonl
+	awk -f "$TOP/examples/sums.awk" -v n=4 >q.jsonl
+	tw-sample -q -m tiny -n 4 --max-tokens 6 q.jsonl | tw-reward -q length,min=9,max=10,span=12 --advantage grpo >r.jsonl
+	serve_start
+	far() { TW_API_KEY=tml-test TW_SERVER=$URL tw-train -q -m tiny --lora r=2 --lr 1e-3 --batch 4 --steps 3 -o "$@"; }
+	far token t.jsonl
+	far sequence --loss-scale sequence t.jsonl
+	far sum --loss-scale sum t.jsonl
+	far dpo --loss dpo,beta=0.5 p.jsonl
+	far grpo --loss grpo,beta=0.04 --publish off r.jsonl
+	ask "
+runs = get(\"overview\")[\"runs\"]
+assert len(runs) == 5, runs
+for name, r in zip((\"token\", \"sequence\", \"sum\", \"dpo\", \"grpo\"), reversed(runs)):
+    own = [(x[\"step\"], x[\"loss\"], x[\"grad_norm\"]) for x in map(json.loads, open(name + \"/metrics.jsonl\")) if x[\"event\"] == \"step\"]
+    p = get(\"runs/%s/points\" % r[\"id\"])
+    page = [(a[0], a[1], b[1]) for a, b in zip(p[\"loss\"], p[\"grad_norm\"])]
+    assert len(own) == 3 and page == own and r[\"loss\"] == own[-1][1], (name, own, page)
+"
+'
 test_case 'an administrator by the keys file sees all tenants; others see themselves' '
 	printf "tml-a alice\ntml-b bob rights=train,sample\ntml-root root rights=admin\n" >keys
 	chmod 600 keys

@@ -56,7 +56,8 @@ void tw_far_model_free(struct tw_far_model *m);
  * one's own, and gradients of sum -weight logp add up. What the samples say of losses is not looked at. */
 int tw_far_pass(struct tw_far_model *m, struct tw_engine_sample *s, int64_t n, float *const *weight,
         bool base, struct tw_err *err);
-int tw_far_step(struct tw_far_model *m, const struct tw_optim_opts *o, double lr, double clip,
+/* LOSS is what the server's page shows of this step. */
+int tw_far_step(struct tw_far_model *m, const struct tw_optim_opts *o, double lr, double clip, double loss,
         struct tw_optim_report *r, struct tw_err *err);
 /* Saves under NAME; *PATH (allocated) is where. SAMPLER: only to sample from. */
 int tw_far_save(struct tw_far_model *m, const char *name, bool sampler, char **path, struct tw_err *err);

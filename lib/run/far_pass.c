@@ -160,7 +160,7 @@ static void put_num(struct tw_jw *w, const char *key, double v)
     tw_jw_num(w, v);
 }
 
-int tw_far_step(struct tw_far_model *m, const struct tw_optim_opts *o, double lr, double clip,
+int tw_far_step(struct tw_far_model *m, const struct tw_optim_opts *o, double lr, double clip, double loss,
         struct tw_optim_report *r, struct tw_err *err)
 {
     struct tw_buf b = { 0 };
@@ -185,6 +185,8 @@ int tw_far_step(struct tw_far_model *m, const struct tw_optim_opts *o, double lr
     put_num(&w, "weight_decay", o->decay);
     put_num(&w, "grad_clip_norm", clip);
     tw_jw_obj_end(&w);
+    if (isfinite(loss))
+        put_num(&w, "loss", loss);
     tw_jw_key(&w, "type");
     tw_jw_cstr(&w, "optim_step");
     tw_jw_obj_end(&w);

@@ -157,7 +157,8 @@ static int reference(struct tw_trainer *t, struct tw_engine_sample *s, int64_t n
     return tw_engine_score(t->ref.model ? &t->ref.engine : &t->engine, s, n, 0, err);
 }
 
-static int step(struct tw_trainer *t, double lr, struct tw_optim_report *r, struct tw_err *err)
+static int step(struct tw_trainer *t, double lr, double loss, struct tw_optim_report *r,
+        struct tw_err *err)
 {
     if (t->reserve && !t->touched)      /* the largest pass may be the last one: its memory now */
         tw_model_touch(t->model);

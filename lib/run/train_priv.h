@@ -46,7 +46,8 @@ struct tw_learner {
             struct tw_err *err);
     /* The same of the reference policy. */
     int (*reference)(struct tw_trainer *t, struct tw_engine_sample *s, int64_t n, struct tw_err *err);
-    int (*step)(struct tw_trainer *t, double lr, struct tw_optim_report *r, struct tw_err *err);
+    /* LOSS: the step's, as it was just computed. */
+    int (*step)(struct tw_trainer *t, double lr, double loss, struct tw_optim_report *r, struct tw_err *err);
     /* What a line of metrics says of the machine; DT: seconds of the step. */
     void (*measure)(struct tw_trainer *t, struct tw_step_line *line, double dt);
     /* A checkpoint, and the weights alone for a sampler, into the folder DIR. */

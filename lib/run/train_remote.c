@@ -214,13 +214,14 @@ static int backward(struct tw_trainer *t, struct tw_engine_sample *s, int64_t n,
     return 0;
 }
 
-static int step(struct tw_trainer *t, double lr, struct tw_optim_report *r, struct tw_err *err)
+static int step(struct tw_trainer *t, double lr, double loss, struct tw_optim_report *r,
+        struct tw_err *err)
 {
     if (t->far_skip) {                          /* nothing was sent, so nothing is to be thrown away */
         *r = (struct tw_optim_report){ .norm = NAN, .skipped = true };
         return 0;
     }
-    return tw_far_step(&t->far_model, &t->optim_opts, lr, t->o->clip, r, err);
+    return tw_far_step(&t->far_model, &t->optim_opts, lr, t->o->clip, loss, r, err);
 }
 
 static void measure(struct tw_trainer *t, struct tw_step_line *line, double dt)

@@ -116,7 +116,7 @@ int tw_train_step(struct tw_trainer *t, bool *end, struct tw_err *err)
         return empty_step(t, &b, &line, err);
     if (backward(t, &b, &line, err))
         return -1;
-    if (t->learner->step(t, lr, &r, err))
+    if (t->learner->step(t, lr, line.loss, &r, err))
         return -1;
     t->step++;
     t->updates += !r.skipped;

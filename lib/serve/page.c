@@ -55,6 +55,23 @@ static void add_point(struct tw_op *o, const char *run, const char *name, int64_
             run, name, step, t, v);
 }
 
+/* What divides the sum of a forward_backward, so that clients that scale their weights see the mean of a
+ * token: the weights, or how many tokens have an advantage; 1 where the sum is a mean already. */
+static double weight_of(const struct tw_fb_args *f)
+{
+    double sum = 0;
+
+    if (f->nat && f->nat->mean)
+        return 1;
+    for (int64_t i = 0; i < f->n; i++) {
+        const struct tw_datum_in *d = &f->d[i];
+
+        for (int64_t k = 0; k < d->n * d->k; k++)
+            sum += d->weight ? fabs((double)d->weight[k]) : d->adv ? d->adv[k / d->k] != 0 : 1;
+    }
+    return sum;
+}
+
 void tw_curve_note(struct tw_srv *s, struct tw_trun *run, const struct tw_work *w)
 {
     struct tw_op *o;
@@ -64,24 +81,20 @@ void tw_curve_note(struct tw_srv *s, struct tw_trun *run, const struct tw_work *
         return;
     if (w->verb == TW_FORWARD_BACKWARD && !w->fb.forward_only) {
         run->curve_loss += w->result.loss;
-        run->curve_tokens += w->fb.nat && w->fb.nat->mean;
-        for (int64_t i = 0; i < w->fb.n && !(w->fb.nat && w->fb.nat->mean); i++)
-            for (int64_t k = 0; k < w->fb.d[i].n * w->fb.d[i].k; k++)
-                run->curve_tokens += w->fb.d[i].weight ? w->fb.d[i].weight[k] != 0
-                        : w->fb.d[i].adv               ? w->fb.d[i].adv[k / w->fb.d[i].k] != 0
-                                                       : 1;
+        run->curve_weight += weight_of(&w->fb);
     }
     if (w->verb != TW_OPTIM_STEP || (w->optim.nat && w->result.version == run->curve_step))
         return;                         /* the native API has steps that update nothing */
     o = tw_op_new(NULL, s);
     run->curve_step = w->result.version;
-    if (run->curve_tokens && isfinite(run->curve_loss))
-        add_point(o, run->id, "loss", w->result.version, t, run->curve_loss / (double)run->curve_tokens);
+    run->last_loss = run->curve_weight > 0 ? run->curve_loss / run->curve_weight : NAN;
+    if (w->optim.told)
+        run->last_loss = w->optim.loss;
+    if (isfinite(run->last_loss))
+        add_point(o, run->id, "loss", w->result.version, t, run->last_loss);
     if (isfinite(w->result.loss))
         add_point(o, run->id, "grad_norm", w->result.version, t, w->result.loss);
-    run->last_loss = run->curve_tokens ? run->curve_loss / (double)run->curve_tokens : NAN;
-    run->curve_loss = 0;
-    run->curve_tokens = 0;
+    run->curve_loss = run->curve_weight = 0;
     tw_store_submit(s->store, o);
 }
 

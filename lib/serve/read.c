@@ -118,9 +118,14 @@ static int read_optim(struct tw_work *w, const struct tw_json *body, struct tw_e
     const struct tw_json *p = tw_json_get(body, "adam_params");
     struct tw_optim_args *o = &w->optim;
     struct tw_optim_opts *a = &o->adam;
+    int got;
 
     *o = (struct tw_optim_args){ .lr = 1e-4, .adam = { .kind = TW_ADAMW, .beta1 = 0.9, .beta2 = 0.95,
         .eps = 1e-12 } };
+    got = tw_json_get_num(body, "loss", &o->loss, err);
+    if (got < 0)
+        return -1;
+    o->told = got > 0;
     if (tw_json_get(body, "optimizer_params"))
         return tw_fail(err, NULL, 0, "optimizer_params: only adam_params are taken");
     if (!p)

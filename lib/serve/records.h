@@ -61,8 +61,8 @@ struct tw_trun {
     int64_t nat_last;
     double metric_at;
     /* Its curves: the sums of the step under way, and the last step. */
-    double curve_loss, last_loss;
-    int64_t curve_tokens, curve_step;
+    double curve_loss, curve_weight, last_loss;
+    int64_t curve_step;
 };
 
 struct tw_saved {

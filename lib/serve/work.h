@@ -81,6 +81,8 @@ struct tw_create_args {
 struct tw_optim_args {
     struct tw_optim_opts adam;
     double lr, clip;
+    bool told;                  /* the client says what its loss of this step is, for the curves: */
+    double loss;
     const struct tw_nat_step *nat;
 };
 
