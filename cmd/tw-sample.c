@@ -62,6 +62,8 @@ static const struct tw_opt table[] = {
         "record which experts each token went to" },
     { "score", 0, TW_OFLAG(struct tw_sample_opts, score), NULL, NULL,
         "sample nothing: add the log-probabilities of what is there" },
+    { "embed", 0, TW_OFLAG(struct tw_sample_opts, embed), NULL, NULL,
+        "sample nothing: add the embedding of what is there, the last token's state at length 1" },
     { "chat", 0, TW_OFLAG(struct tw_sample_opts, chat), NULL, NULL, "talk in the terminal" },
     TW_GROUP("Reinforcement"),
     { "policy", 0, TW_OSTR(struct tw_sample_opts, policy), "RUN", NULL,
@@ -82,7 +84,8 @@ static const struct tw_cmd cmd = { "tw-sample", "sample from a model, or score w
     table,
     "  echo '{\"messages\":[{\"role\":\"user\",\"content\":\"Hi!\"}]}' | tw-sample -m tiny\n"
     "  tw-sample -m tiny --chat\n"
-    "  tw-sample -m tiny --score records.jsonl\n" };
+    "  tw-sample -m tiny --score records.jsonl\n"
+    "  echo '{\"text\":\"Once upon a time\"}' | tw-sample -m tiny --embed\n" };
 
 static int run(const struct tw_sample_opts *o, char **paths, int npaths, struct tw_err *err)
 {
@@ -92,14 +95,16 @@ static int run(const struct tw_sample_opts *o, char **paths, int npaths, struct 
     if (o->resume && (!o->out || o->unordered))
         return tw_fail_code(err, TW_EMISUSE, "--resume", 0, o->out ? "needs output in order: no --unordered"
                 : "needs -o FILE, which it goes on with");
-    if (o->policy && (o->resume || o->score || o->chat || o->adapter.n || o->unordered))
+    if (o->policy && (o->resume || o->score || o->embed || o->chat || o->adapter.n || o->unordered))
         return tw_fail_code(err, TW_EMISUSE, "--policy", 0,
-                "goes with none of --adapter, --score, --chat, --resume, --unordered");
-    if (o->chat && (o->score || npaths || o->out))
-        return tw_fail_code(err, TW_EMISUSE, "--chat", 0, "takes no files, -o or --score");
+                "goes with none of --adapter, --score, --embed, --chat, --resume, --unordered");
+    if (o->chat && (o->score || o->embed || npaths || o->out))
+        return tw_fail_code(err, TW_EMISUSE, "--chat", 0, "takes no files, -o, --score or --embed");
+    if (o->score && o->embed)
+        return tw_fail_code(err, TW_EMISUSE, "--embed", 0, "goes without --score");
     if (!tw_session_open(&s, o, err))
-        ret = o->chat ? tw_sample_chat(&s, stdout, err) : o->score ? tw_sample_score(&s, paths, npaths, err)
-                : tw_sample_records(&s, paths, npaths, err);
+        ret = o->chat ? tw_sample_chat(&s, stdout, err) : o->score || o->embed ?
+                tw_sample_score(&s, paths, npaths, err) : tw_sample_records(&s, paths, npaths, err);
     tw_session_close(&s);
     return ret;
 }

@@ -94,6 +94,51 @@ test_case 'sentences that belong together end up side by side, those that were h
 	last=$(values neg_sim eval <run/metrics.jsonl | tail -n 1)
 	awk "BEGIN { exit !($last < $first) }"
 	test_no_text run/metrics.jsonl perplexity
+	# and out they come: the cosines of the groups are what the evaluation says
+	tw-sample -q -m "$TINY" --adapter run --embed held.jsonl >out
+	test "$(wc -l <out)" = 41
+	sed "s/.*\"embeddings\":\[\[//; s/\],\[/ /; s/\]\]}//" out | awk "{
+	    n = split(\$1, a, \",\"); split(\$2, b, \",\"); own = 0
+	    for (i = 1; i <= n; i++) { own += a[i] * b[i]; one += a[i] * a[i] }
+	    sum += own } END { printf \"%d %.9f\\n%.9f\\n\", n, one / NR, sum / NR }" >told
+	test_equal "$(sed -n "s/ .*//p" told)" 256
+	near "$(sed -n "1s/.* //p" told)" 1 1e-6
+	near "$(sed -n 2p told)" "$(values pos_sim eval <run/metrics.jsonl | tail -n 1)" 1e-6
+'
+test_case 'an embedding depends on nothing that stands beside it' '
+	cat >in.jsonl <<-X
+		{"id":1,"text":"What is this?","embedding":"old"}
+		{"id":2,"anchor":"What is this?","positive":{"tokens":[40,41]},"negatives":["A dog.","A house."]}
+		{"id":3,"messages":[{"role":"user","content":"Hello"}]}
+		{"id":4,"tokens":[40,41],"adapter":null}
+	X
+	tw-sample -q -m "$TINY" --embed in.jsonl >all
+	for i in 1 2 3 4; do sed -n ${i}p in.jsonl | tw-sample -q -m "$TINY" --threads $((i % 2 + 1)) --embed; done >each
+	cmp all each
+	text=$(sed -n "1s/.*\"embedding\":\[\(.*\)\]}/\1/p" all)
+	test_equal "$(sed -n "2s/.*\"embeddings\":\[\[\([^]]*\)\].*/\1/p" all)" "$text"
+	test_equal "$(sed -n "4s/.*\"embedding\":\[\(.*\)\]}/\1/p" all)" \
+	    "$(sed -n "2s/.*\"embeddings\":\[\[[^]]*\],\[\([^]]*\)\].*/\1/p" all)"
+	test "$(grep -c old all)" = 0
+	tw-encode -q -m "$TINY" --format jsonl in.jsonl | tw-sample -q -m "$TINY" --embed >encoded
+	test_equal "$(sed -n "1s/.*\"embedding\":\[\(.*\)\]}/\1/p" encoded)" "$text"
+	bad() # message, options..
+	{
+	    want=$1
+	    shift
+	    test_exit 2 tw-sample -m "$TINY" --embed "$@" in.jsonl 2>err
+	    test_text err "$want"
+	}
+	bad "--embed: goes without --score" --score
+	bad "--policy: goes with none of" --policy run
+	bad "--chat: takes no files" --chat
+	TW_SERVER=http://127.0.0.1:9 TW_API_KEY=tml-x bad "--embed: a server tells log-probabilities"
+	echo "{\"text\":\"\"}" >in.jsonl
+	test_exit 1 tw-sample -m "$TINY" --embed in.jsonl 2>err
+	test_text err "tw-sample: in.jsonl:1:"
+	echo "{\"chosen\":\"a\",\"rejected\":\"b\",\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}" >in.jsonl
+	test_exit 1 tw-sample -m "$TINY" --embed in.jsonl 2>err
+	test_text err "--embed takes records with one sequence"
 '
 test_case 'texts, messages, tokens and shards of them train the same' '
 	cat >in.jsonl <<-X

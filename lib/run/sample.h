@@ -13,7 +13,7 @@ struct tw_sample_opts {
     struct tw_list stop_token;      /* decimal ids */
     int64_t n, max_tokens, top_k, seed, logprobs, max_lag, max_batch, max_model_len, threads, prefix_cache;
     double temperature, top_p, min_p, repetition, presence, frequency;
-    bool routed_experts, penalty_prompt, ignore_eos, prompt_logprobs, score, unordered, resume, chat;
+    bool routed_experts, penalty_prompt, ignore_eos, prompt_logprobs, score, embed, unordered, resume, chat;
     int dtype, thinking, control;
 };
 
@@ -103,6 +103,7 @@ int tw_sample_out_close(const struct tw_sample_opts *o, struct tw_sample_out *ou
         struct tw_err *err);
 
 int tw_sample_records(struct tw_session *s, char *const *paths, int npaths, struct tw_err *err);
+/* Or with opts.embed the embeddings. */
 int tw_sample_score(struct tw_session *s, char *const *paths, int npaths, struct tw_err *err);
 /* Talks with who sits at stdin; OUT is the terminal. */
 int tw_sample_chat(struct tw_session *s, FILE *out, struct tw_err *err);

@@ -1,6 +1,8 @@
-/* score.c - tw-sample --score: log-probabilities of what is there, many records in one packed run */
+/* score.c - tw-sample --score, --embed: log-probabilities or embeddings of what is there, many records in one
+ * packed run */
 #include "base/jsonl.h"
 #include "base/log.h"
+#include "nn/infonce.h"
 #include "run/sample.h"
 #include <stdlib.h>
 
@@ -8,9 +10,11 @@ enum { BATCH_TOKENS = 2048, BATCH_RECORDS = 64 };
 
 struct scored {                 /* a record of the batch; all of it lives in the batch's arena */
     const struct tw_json *rec;
-    struct tw_tokens t;
+    struct tw_tokens *seq;      /* nseq: to be scored it is one, a group to be embedded has more */
+    int64_t nseq;
     struct tw_from *from;
     float *logp;
+    float *state;               /* [nseq, D] */
 };
 
 struct score {
@@ -19,10 +23,49 @@ struct score {
     struct tw_arena arena;
     struct scored rec[BATCH_RECORDS];
     int n;
-    int64_t tokens;
+    int64_t tokens, nseq;       /* of them all */
     struct tw_tally tally;
     struct tw_buf line;
 };
+
+/* The keys that are written anew. */
+static bool is_ours(const struct score *sc, struct tw_str key)
+{
+    static const char *const scores[] = { "tokens", "logprobs" };
+    static const char *const embeds[] = { "embedding", "embeddings" };
+    const char *const *own = sc->s->o->embed ? embeds : scores;
+
+    return tw_str_is(key, own[0]) || tw_str_is(key, own[1]);
+}
+
+static void put_scores(struct tw_jw *w, const struct scored *r)
+{
+    tw_jw_key(w, "tokens");
+    tw_jw_arr(w);
+    for (int64_t i = 0; i < r->seq->n; i++)
+        tw_jw_int(w, r->seq->token[i]);
+    tw_jw_arr_end(w);
+    tw_jw_key(w, "logprobs");
+    tw_write_logprobs(w, r->logp, r->seq->n, true);
+}
+
+/* One of a record, or a list of a group's: anchor, positive, negatives. */
+static void put_embeddings(struct score *sc, struct tw_jw *w, const struct scored *r)
+{
+    int64_t D = tw_model_info(sc->s->model)->D;
+    bool group = r->nseq > 1;
+    float *e = tw_arena_alloc(&sc->arena, (size_t)D * sizeof *e);
+
+    tw_jw_key(w, group ? "embeddings" : "embedding");
+    if (group)
+        tw_jw_arr(w);
+    for (int64_t i = 0; i < r->nseq; i++) {
+        tw_embedding(e, r->state + i * D, D);
+        tw_write_logprobs(w, e, D, false);
+    }
+    if (group)
+        tw_jw_arr_end(w);
+}
 
 static int write_scored(struct score *sc, const struct scored *r, struct tw_err *err)
 {
@@ -32,54 +75,91 @@ static int write_scored(struct score *sc, const struct scored *r, struct tw_err 
     tw_jw_init(&w, &sc->line);
     tw_jw_obj(&w);
     for (int64_t i = 0; i < r->rec->n; i++)
-        if (!tw_str_is(r->rec->item[i].key, "tokens") && !tw_str_is(r->rec->item[i].key, "logprobs")) {
+        if (!is_ours(sc, r->rec->item[i].key)) {
             tw_jw_key_n(&w, r->rec->item[i].key);
             tw_jw_value(&w, &r->rec->item[i]);
         }
-    tw_jw_key(&w, "tokens");
-    tw_jw_arr(&w);
-    for (int64_t i = 0; i < r->t.n; i++)
-        tw_jw_int(&w, r->t.token[i]);
-    tw_jw_arr_end(&w);
-    tw_jw_key(&w, "logprobs");
-    tw_write_logprobs(&w, r->logp, r->t.n, true);
+    if (sc->s->o->embed)
+        put_embeddings(sc, &w, r);
+    else
+        put_scores(&w, r);
     tw_jw_obj_end(&w);
     tw_buf_putc(&sc->line, '\n');
     if (fwrite(sc->line.p, 1, sc->line.n, sc->out.fp) != sc->line.n)
         return tw_fail(err, sc->out.name, 0, "cannot write: %m");
     sc->tally.out++;
-    sc->tally.tokens += r->t.n;
+    for (int64_t i = 0; i < r->nseq; i++)
+        sc->tally.tokens += r->seq[i].n;
     return 0;
 }
 
-static int flush(struct score *sc, struct tw_err *err)
+static int score(struct score *sc, struct tw_err *err)
 {
     double t = sc->s->o->temperature;
     struct tw_scoring q[BATCH_RECORDS];
-    int ret;
 
     for (int i = 0; i < sc->n; i++) {
         struct scored *r = &sc->rec[i];
 
-        r->logp = tw_arena_alloc(&sc->arena, (size_t)r->t.n * sizeof *r->logp);
-        q[i] = (struct tw_scoring){ .token = r->t.token, .n = r->t.n, .from = r->from, .logp = r->logp };
+        r->logp = tw_arena_alloc(&sc->arena, (size_t)r->seq->n * sizeof *r->logp);
+        q[i] = (struct tw_scoring){ .token = r->seq->token, .n = r->seq->n, .from = r->from,
+            .logp = r->logp };
     }
-    ret = sc->s->source->score(sc->s, q, sc->n, t > 0 ? (float)t : 1, err);
+    return sc->s->source->score(sc->s, q, sc->n, t > 0 ? (float)t : 1, err);
+}
+
+static int embed(struct score *sc, struct tw_err *err)
+{
+    struct tw_seq *seq = tw_arena_alloc(&sc->arena, (size_t)(sc->nseq + 1) * sizeof *seq);
+    int64_t D = tw_model_info(sc->s->model)->D, at = 0;
+    float *state = tw_arena_alloc(&sc->arena, (size_t)(sc->nseq * D + 1) * sizeof *state);
+
+    for (int i = 0; i < sc->n; i++) {
+        struct scored *r = &sc->rec[i];
+
+        r->state = state + at * D;
+        for (int64_t k = 0; k < r->nseq; k++)
+            seq[at++] = (struct tw_seq){ .token = r->seq[k].token, .n = r->seq[k].n,
+                .adapter = r->from->adapter };
+    }
+    return tw_model_embed(sc->s->model, seq, at, state, NULL, 0, NULL, NULL, err);
+}
+
+static int flush(struct score *sc, struct tw_err *err)
+{
+    int ret = sc->s->o->embed ? embed(sc, err) : score(sc, err);
+
     for (int i = 0; i < sc->n && !ret; i++)
         ret = write_scored(sc, &sc->rec[i], err);
     sc->n = 0;
-    sc->tokens = 0;
+    sc->tokens = sc->nseq = 0;
     tw_arena_reset(&sc->arena);
     if (!ret && fflush(sc->out.fp))
         ret = tw_fail(err, sc->out.name, 0, "cannot write: %m");
     return ret;
 }
 
+static int check(const struct score *sc, const struct tw_tokens *t, struct tw_err *err)
+{
+    int64_t V = tw_model_info(sc->s->model)->V, window = tw_model_info(sc->s->model)->max_positions;
+
+    if (!t->n)
+        return tw_fail(err, NULL, 0, "nothing to %s: no tokens", sc->s->o->embed ? "embed" : "score");
+    if (window && t->n > window)
+        return tw_fail(err, NULL, 0, "%lld tokens, the model's window is %lld", (long long)t->n,
+                (long long)window);
+    for (int64_t i = 0; i < t->n; i++)
+        if (t->token[i] < 0 || t->token[i] >= V || (sc->s->tok && !tw_tok_has(sc->s->tok, t->token[i])))
+            return tw_fail(err, NULL, 0, "tokens[%lld] = %d is not in the vocabulary", (long long)i,
+                    t->token[i]);
+    return 0;
+}
+
 static int add(struct score *sc, const struct tw_rec *in, struct tw_err *err)
 {
     struct scored *r = &sc->rec[sc->n];
     struct tw_sample sample;
-    int64_t V = tw_model_info(sc->s->model)->V, window = tw_model_info(sc->s->model)->max_positions;
+    bool group;
     const char *name;
 
     *r = (struct scored){ 0 };
@@ -87,22 +167,19 @@ static int add(struct score *sc, const struct tw_rec *in, struct tw_err *err)
     if (!r->rec || tw_record_adapter(sc->s, r->rec, &r->from, &name, err)
             || tw_chat_encode(sc->s->chat, &sc->arena, r->rec, &sample, err))
         return -1;
-    if (sample.nseq != 1)
-        return tw_fail(err, NULL, 0, "--score takes records with one sequence, this one has %lld%s%s",
-                (long long)sample.nseq, sample.dropped ? ": " : "",
-                sample.dropped ? sample.dropped : "");
-    r->t = sample.seq[0];
-    if (!r->t.n)
-        return tw_fail(err, NULL, 0, "nothing to score: no tokens");
-    if (window && r->t.n > window)
-        return tw_fail(err, NULL, 0, "%lld tokens, the model's window is %lld", (long long)r->t.n,
-                (long long)window);
-    for (int64_t i = 0; i < r->t.n; i++)
-        if (r->t.token[i] < 0 || r->t.token[i] >= V
-                || (sc->s->tok && !tw_tok_has(sc->s->tok, r->t.token[i])))
-            return tw_fail(err, NULL, 0, "tokens[%lld] = %d is not in the vocabulary", (long long)i,
-                    r->t.token[i]);
-    sc->tokens += r->t.n;
+    group = sc->s->o->embed && sample.kind == TW_REC_GROUP && sample.nseq > 0;
+    if (sample.nseq != 1 && !group)
+        return tw_fail(err, NULL, 0, "%s takes records with one sequence, this one has %lld%s%s",
+                sc->s->o->embed ? "--embed" : "--score", (long long)sample.nseq,
+                sample.dropped ? ": " : "", sample.dropped ? sample.dropped : "");
+    r->seq = sample.seq;
+    r->nseq = sample.nseq;
+    for (int64_t i = 0; i < r->nseq; i++) {
+        if (check(sc, &r->seq[i], err))
+            return -1;
+        sc->tokens += r->seq[i].n;
+    }
+    sc->nseq += r->nseq;
     sc->n++;
     return 0;
 }
@@ -113,7 +190,7 @@ static int run(struct score *sc, struct tw_jsonl *in, struct tw_err *err)
     struct tw_rec rec;
     int got;
 
-    tw_progress_start(&prog, "score", "records", 0);
+    tw_progress_start(&prog, sc->s->o->embed ? "embed" : "score", "records", 0);
     while ((got = tw_jsonl_next(in, &rec, err)) > 0) {
         if (sc->tally.in++ < sc->out.skip)
             continue;
