@@ -21,6 +21,10 @@ test_case 'twinkle_sft.py: the loss falls through a resume, and the new name is 
 	test_text said "resumed after 24 micro-batches, 192 samples"
 	test_equal "$(grep -c "^run session_" said)" 2
 '
+test_case 'twinkle_embed.py: sentences that belong together find each other, those that were held out, too' '
+	example twinkle_embed 16
+	awk "/^before:/ { b = \$2 } /^after:/ { a = \$2 } /^step/ { n++ } END { exit !(n == 16 && b < 0.3 && a > 0.8) }" said
+'
 test_case 'twinkle_grpo.py: the first ratio is 1, and the reward rises' '
 	example twinkle_grpo 10
 	awk "/^step/ { r[++n] = \$4; q[n] = \$8 } END { exit !(n == 10 && r[9] + r[10] > r[1] + r[2] && q[1] < 1.001) }" said

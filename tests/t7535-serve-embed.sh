@@ -79,6 +79,10 @@ packed = {\"input_ids\": sum((r[\"input_ids\"] for r in rows), []), \"position_i
 assert a.ok(\"forward_only\", inputs=[packed], task=\"embedding\")[\"result\"][\"embeddings\"] == e
 t = a.ok(\"forward_only\", inputs=[chat(\"Who are you?\"), chat(\"Who are you?\", \"A model.\")], task=\"embedding\")[\"result\"][\"embeddings\"]
 assert len(t) == 2 and t[0] != t[1]
+said = [dict(chat(\"Who are you?\"), labels=[1]), dict(chat(\"Who are you?\", \"A model.\"), labels=[0])]
+out = a.fb(said, task=\"embedding\")
+assert out[\"embeddings\"] == t and out[\"loss\"] == 0     # a group alone has no negatives
+a.ok(\"zero_grad\")
 plain = a.ok(\"forward_only\", inputs=rows, task=\"embedding\", disable_lora=True)[\"result\"][\"embeddings\"]
 assert plain == e                                       # B is 0
 before = a.fb(batch, task=\"embedding\")[\"loss\"]
@@ -161,6 +165,8 @@ has(bad([feature([5, 6, 7])]), \"labels, one for each sequence\")
 has(bad(rows[:3]), \"inputs[2]\", \"no positive\")
 has(bad([rows[0]] + rows), \"inputs[0]\", \"no positive\")
 has(bad([row([5, 99999], True), rows[1]]), \"not a token\")
+a.ok(\"set_template\", template_cls=\"Template\", use_chat_template=False)
+has(bad([dict(chat(\"\"), labels=[1]), dict(chat(\"x y\"), labels=[0])]), \"nothing to embed\")
 a.ok(\"set_loss\", loss_cls=\"infonce\", hard_negatives=2)
 has(bad(rows), \"inputs[1]\", \"hard_negatives\")
 a.ok(\"set_loss\", loss_cls=\"infonce\")

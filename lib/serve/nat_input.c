@@ -250,6 +250,8 @@ static int trajectory(struct tw_srv *s, struct tw_arena *a, const struct tw_json
     if (!chat || tw_nat_chat_opts(template, &o, &text, err) || !(rec = tw_nat_record(a, v, text, err)) ||
             tw_chat_encode(chat, a, rec, &got, err))
         return -1;
+    if (embed && !got.nseq)             /* left out, it would make the next one another's positive */
+        return tw_fail(err, NULL, 0, "inputs: a trajectory has nothing to embed: %s", got.dropped);
     for (int64_t i = 0; i < got.nseq; i++) {
         const struct tw_tokens *t = &got.seq[i];
         struct tw_nat_row *r = add(a, out);
@@ -261,6 +263,8 @@ static int trajectory(struct tw_srv *s, struct tw_arena *a, const struct tw_json
         for (int64_t k = 0; k < t->n; k++)
             r->label[k] = k + 1 < t->n && t->weight[k + 1] != 0 ? t->token[k + 1] : -1;
     }
+    if (embed)
+        anchors(out, out->n - got.nseq, tw_json_get(v, "labels"));
     return 0;
 }
 
