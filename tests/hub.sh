@@ -9,9 +9,9 @@ hub_start()
     mkdir -p hub/web
     : >>hub/log
     python3 "$TOP/tests/hub_server.py" hub 2>hub.err &
-    for i_ in $(seq 100); do
-        [ ! -f hub/port ] || break
-        sleep 0.1
+    until [ -f hub/port ]; do
+        kill -0 $! || { cat hub.err; return 1; }
+        sleep 0.05
     done
     HUB=$(cat hub/port) CDN=$(cat hub/cdn)
     export HF_ENDPOINT="$HUB" MODELSCOPE_ENDPOINT="$HUB" TW_CACHE="$PWD/cache"

@@ -17,7 +17,7 @@ ROOT/behave.json, read at each request, makes it misbehave:
     "chunked": true             sends no Content-Length
     "nosizes": true             the answer for a revision has no sizes: the tree must be asked
     "token": "T"                answers 401 to those without it
-    "slow": S                   a file takes S seconds
+    "slow": S                   a file takes S seconds, until this is taken back
     "hang": true                answers nothing
     "evil": "PATH"              lists a file of that name, too
     "elsewhere": true           links of pages name another host
@@ -153,8 +153,9 @@ class Handler(BaseHTTPRequestHandler):
         for at in range(0, max(0, end), step):
             self.wfile.write(body[at:min(at + step, end)])
             self.wfile.flush()
-            if b.get('slow'):
-                time.sleep(b['slow'] / 20)
+            until = time.time() + b.get('slow', 0) / 20
+            while time.time() < until and behave().get('slow'):
+                time.sleep(min(0.05, b['slow'] / 20))
         if cut is not None:
             self.close_connection = True
         return None
