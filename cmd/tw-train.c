@@ -21,7 +21,9 @@ static const struct tw_opt table[] = {
       "rslora=off, init=default|gaussian" },
     { "adapter", 0, TW_OSTR(OPTS, adapter), "DIR", NULL, "go on with this adapter" },
     TW_GROUP("Objective"),
-    { "loss", 0, TW_OSTR(OPTS, loss), "NAME,k=v", "cross_entropy", "the loss" },
+    { "loss", 0, TW_OSTR(OPTS, loss), "NAME,k=v", "cross_entropy",
+      "the loss: cross_entropy; of rollouts grpo, gspo, sapo, cispo, bnpo, dr_grpo, ppo, importance_sampling, "
+      "stable_reinforce, dro; of pairs dpo, simpo, cpo, orpo; of labels kto; of groups infonce" },
     { "loss-scale", 0, TW_OENUM(OPTS, loss_scale), TW_TRAIN_LOSS_SCALE, "token",
       "what the loss is divided by: the step's supervised tokens; each sequence's, then the "
       "sequences; nothing" },

@@ -26,6 +26,7 @@ test_case 'the pages are well-formed' '
 test_case 'help, words and man name the same options' '
 	for c in $cmds; do
 	    "$c" --help >help
+	    ! grep -n " \$" help || exit 1
 	    "$c" --help=words | awk -F "\t" "/^--/ { print \$1 }" | sort >words
 	    "$c" --help=man | sed -n "s/\\\\//g; s/^.*fB\(--[a-z0-9-]*\)fR.*/\1/p" | sort >man
 	    grep -oE "^ +(-., )?--[a-z0-9-]+" help | grep -oE -e "--.*" | sort >from_help

@@ -17,6 +17,8 @@ no()
 test_case 'unknown names, settings and values are refused, and what is known is named' '
 	no 2 "unknown loss" --loss grpq
 	no 2 "known are cross_entropy" --loss entropy
+	tw-train --help | sed -n "/^  *--loss /,/^  *--loss-scale/p" >shown
+	for l in $(sed -n "s/.*known are //p" err | tr -d ,); do grep -qw "$l" shown || { cat err shown; exit 1; }; done
 	no 2 "beta" --loss cross_entropy,beta=1
 	no 2 "known are adamw, muon, sgd" --optimizer lion
 	no 2 "scale" --optimizer muon,scale=none

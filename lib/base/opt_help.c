@@ -77,8 +77,10 @@ static void help_option(struct tw_buf *out, const struct tw_opt *o)
 
 void tw_opt_help(const struct tw_cmd *cmd, struct tw_buf *out)
 {
-    tw_buf_printf(out, "usage: %s [OPTION].. %s\n%s: %s\n", cmd->name,
-            cmd->operands ? cmd->operands : "", cmd->name, cmd->summary);
+    const char *operands = cmd->operands ? cmd->operands : "";
+
+    tw_buf_printf(out, "usage: %s [OPTION]..%s%s\n%s: %s\n", cmd->name, *operands ? " " : "", operands,
+            cmd->name, cmd->summary);
     if (cmd->table && cmd->table[0].name && cmd->table[0].kind != TW_KGROUP)
         tw_buf_puts(out, "\nOptions:\n");
     EACH(cmd, o) {

@@ -294,8 +294,11 @@ static void report(struct run *u)
         tw_info("exec: mean %.4g of %lld scored, %lld unscored", u->exec_count.scored
                 ? u->exec_count.sum / (double)u->exec_count.scored : 0, (long long)u->exec_count.scored,
                 (long long)u->exec_count.unscored);
-    tw_notice("mean reward %.4g of %lld scored, %.2g s of work", u->scored ? u->sum / (double)u->scored : 0,
-            (long long)u->scored, u->busy);
+    if (u->scored)
+        tw_notice("mean reward %.4g of %lld scored, %.2g s of work", u->sum / (double)u->scored,
+                (long long)u->scored, u->busy);
+    else
+        tw_notice("no record was scored");
     if (c.uniform || c.single || (c.unscored && c.groups))
         tw_notice("%lld groups: %lld with equal rewards (%.0f %%), %lld of one record, %lld without a score; "
                 "their advantages are 0 or null", (long long)c.groups, (long long)c.uniform,
