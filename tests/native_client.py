@@ -17,7 +17,7 @@ class Native:
             h["X-Twinkle-Session-Id"] = self.sid
         return h
 
-    def call(self, method, path, body=None, timeout=120):
+    def call(self, method, path, body=None, timeout=300):
         return call(method, "/api/v1/" + path, body, key=None, headers=self.headers(), timeout=timeout)
 
     def ok(self, method, path, body=None):

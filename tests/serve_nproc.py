@@ -316,7 +316,7 @@ def isolation():
     create("dataset", "Dataset", 404, dataset_meta=meta(data=rows(3)), headers={"X-Twinkle-Session-Id": sid})
     create("dataset", "Dataset", 404, dataset_meta=meta(data=rows(3)), headers={"X-Twinkle-Session-Id": "session_x"})
     expect(204, "POST", "/api/v1/sessions/%s/finish" % sid, {"reason": {"type": "success"}}, key="tml-third")
-    end = time.time() + 60
+    end = time.time() + 300
     while call("POST", BASE + "call", {"processor_id": c, "function": "__len__"}, key="tml-third").status != 404:
         assert time.time() < end
         time.sleep(0.1)

@@ -11,7 +11,7 @@ talk()
 # shown N TEXT: waits until TEXT stands on the screen N times.
 shown()
 {
-    for i_ in $(seq 600); do
+    for i_ in $(seq 2400); do
         [ "$(grep -aoF -e "$2" screen | wc -l)" -lt "$1" ] || return 0
         sleep 0.05
     done

@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/resource.h>
+#include <time.h>
 #include <unistd.h>
 
 static char path[] = "/tmp/tw-jsonl-XXXXXX";
@@ -246,14 +247,14 @@ static void long_lines(void)
 static void a_million_empty_lines(void)
 {
     char *s = malloc(1000000);
-    double t = tw_now();
+    clock_t t = clock();
 
     memset(s, '\n', 1000000);
     memcpy(s + 999990, "{\"a\":1}", 7);
     give(s, 1000000);
     CHECK_INT(next(), 1);
     CHECK_INT(rec.line, 999991);
-    CHECK(tw_now() - t < 10);
+    CHECK((double)(clock() - t) < 10.0 * CLOCKS_PER_SEC);
     free(s);
 }
 

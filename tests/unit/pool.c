@@ -60,14 +60,18 @@ static void idle_threads_sleep(void)
 {
     static struct job j;
     struct tw_pool *p = tw_pool_open(8);
+    double used = 1;
 
     j.threads = 8;
     tw_pool_run(p, N, touch, &j);
-    usleep(50000);
-    double t = cpu_seconds();
+    for (int i = 0; i < 100 && used >= 0.05; i++) {     /* a busy machine lets them look around late */
+        usleep(50000);
+        double t = cpu_seconds();
 
-    usleep(300000);
-    CHECK(cpu_seconds() - t < 0.05);
+        usleep(300000);
+        used = cpu_seconds() - t;
+    }
+    CHECK(used < 0.05);
     tw_pool_close(p);
 }
 
