@@ -9,7 +9,7 @@ sdk_python()
     mkdir -p "${dir_%/*}"
     exec 8>"$dir_.lock"
     flock 8                             # two scripts may want it at once
-    if [ ! -e "$dir_/ready" ]; then
+    if [ ! -e "$dir_/ready" ]; then     # uncompiled: that takes longer than all the rest, for what nobody imports
         rm -rf "$dir_"
         python3 -m venv "$dir_" >&2 || { echo none; return; }
         case $1 in
@@ -18,7 +18,7 @@ sdk_python()
                 echo "$TW_TEST_SDK_SITE" >"$(echo "$dir_"/lib/python3*/site-packages)/also.pth"
         esac
         shift
-        "$dir_/bin/pip" install -q $* >&2 || { echo none; return; }
+        "$dir_/bin/pip" install -q --no-compile --disable-pip-version-check $* >&2 || { echo none; return; }
         : >"$dir_/ready"
     fi
     echo "$dir_/bin/python"
