@@ -27,6 +27,6 @@ serve_stop()
 ask()
 {
     command -v python3 >/dev/null || test_skip 'no python3'
-    PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$TOP/tests" timeout "${ASK_S:-600}" python3 -c "from serve_client import *
+    PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$TOP/tests" timeout --foreground "${ASK_S:-600}" python3 -c "from serve_client import *
 $1"
 }

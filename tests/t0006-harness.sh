@@ -39,6 +39,15 @@ test_case 'a program that dies, hangs or has no plan is a failure' '
 	test_exit 1 harness "$PWD/missing" >out
 	test_equal "$(tail -n 1 out)" "0 passed, 1 failed, 0 skipped"
 '
+test_case 'what has a limit of its own in a script ends with the script, for which it must stay in its group' '
+	program nested "timeout --foreground 60 sh -c \"echo \\\$\\\$ >$PWD/pid; exec sleep 60\"; echo 1..0"
+	test_exit 1 harness "$PWD/nested" >out
+	test_text out "took more than"
+	test -s pid
+	for i in $(seq 200); do kill -0 "$(cat pid)" 2>/dev/null || break; sleep 0.05; done
+	test $i -lt 200
+	! grep -nE "(^|[[:space:](])timeout [\"0-9\$]" "$TOP"/tests/*.sh || exit 1
+'
 test_case 'the helpers of scripts tell right from wrong' '
 	test_exit 3 sh -c "exit 3"
 	! (test_exit 0 false) 2>/dev/null

@@ -17,7 +17,7 @@ rows() { for i in $(seq "$1"); do echo "{\"text\":\"row $i\"}" >"$i.jsonl"; done
 
 test_case 'tw-serve says at its start what it needs, and makes no state' '
 	for n in 12 16 24 63; do
-	    few $n timeout 60 tw-serve -m tiny --listen 127.0.0.1:0 --state st
+	    few $n timeout --foreground 60 tw-serve -m tiny --listen 127.0.0.1:0 --state st
 	    test_text err "tw-serve: the limit of open files is $n, and a server needs 64 at least: raise it with ulimit -n"
 	done
 	[ ! -e st ]

@@ -268,9 +268,9 @@ test_case '--exec maps a line to a line, null drops, other answers are errors' '
 '
 test_case '--exec never blocks, whatever the command buffers' '
 	for i in $(seq 3000); do printf "{\"text\":\"%0500d\"}\n" $i; done >in.jsonl
-	timeout 600 tw-preprocess -q --exec "tac | tac" in.jsonl >out
+	timeout --foreground 600 tw-preprocess -q --exec "tac | tac" in.jsonl >out
 	cmp in.jsonl out
-	timeout 600 tw-preprocess -q --exec cat in.jsonl | cmp in.jsonl -
+	timeout --foreground 600 tw-preprocess -q --exec cat in.jsonl | cmp in.jsonl -
 '
 test_case 'threads do not change the output' '
 	for i in $(seq 3000); do sed "s/\"n\":/\"k\":$i,\"n\":/" "$TMP/chat.jsonl"; done >in.jsonl

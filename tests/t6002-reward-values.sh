@@ -162,7 +162,7 @@ test_case 'hostile replies take no time and no memory' '
 	{ hostile "(" 100000 ""; hostile 7 2000000 ""; hostile "\\\\\\\\boxed{" 200000 ""; hostile "\\\\\\\\boxed{" 100000 "$(awk "BEGIN { for (i = 0; i < 100000; i++) printf \"}\" }")"
 	  hostile "\\\\\\\\boxed{9^(9^(9^9))}" 1 ""; hostile "answer " 200000 ""; hostile "#### " 200000 ""; hostile "<answer>" 100000 "((((1</answer>"
 	  hostile "<answer>(" 1 "$(awk "BEGIN { for (i = 0; i < 100000; i++) printf \"(\" }")</answer>"; hostile "- " 300000 ""; hostile "\\\\n" 500000 "" ; hostile "\\\\\\\\frac{" 100000 "\\\\\\\\boxed{"; } >in.jsonl
-	timeout 600 tw-reward -q gsm8k-accuracy gsm8k-format math format countdown exact f1 multiple-choice*0 length \
+	timeout --foreground 600 tw-reward -q gsm8k-accuracy gsm8k-format math format countdown exact f1 multiple-choice*0 length \
 	    repetition cot olympiad-accuracy olympiad-format olympiad-quality in.jsonl >out
 	test_equal "$(wc -l <out | tr -d " ")" 12
 	test_equal "$(grep -c "\"reward\":null" out)" 0

@@ -8,7 +8,7 @@ while read -r l; do l=${l##*\"v\":}; echo "${l%%[,\}]*}"; done
 X
 fails()	# COMMAND TEXT: the run fails and says TEXT
 {
-	test_exit 1 timeout 600 tw-reward -q --exec "$1" --exec-timeout 5 "$TMP/in.jsonl" >out 2>err
+	test_exit 1 timeout --foreground 600 tw-reward -q --exec "$1" --exec-timeout 5 "$TMP/in.jsonl" >out 2>err
 	test_text err "$2"
 }
 
@@ -133,7 +133,7 @@ test_case 'code: a timeout is unscored, or a failure when asked' '
 	isolated
 	code "while True: pass" "tests=\"1\"" >in.jsonl
 	code "import os, time; os.setsid() if os.fork() == 0 else 0; [os.close(i) for i in range(4)]; time.sleep(60)" "tests=\"1\"" >>in.jsonl
-	timeout 300 tw-reward code,timeout=1 in.jsonl 2>err | value | tr "\n" " " >out
+	timeout --foreground 300 tw-reward code,timeout=1 in.jsonl 2>err | value | tr "\n" " " >out
 	test_text out "null null "
 	test_text err "unscored: code: timed out after 1 s: 2"
 	test_equal "$(tw-reward -q code,timeout=1,on-timeout=fail in.jsonl | value | tr "\n" " ")" "0.0 0.0 "

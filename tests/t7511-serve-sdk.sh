@@ -8,7 +8,7 @@ sdk_run()
 {
     serve_start --state st --name Org/Model "$@"
     env -u HTTP_PROXY -u http_proxy TINKER_BASE_URL="$URL" TINKER_API_KEY=tml-x TINKER_TELEMETRY=0 \
-        PYTHONDONTWRITEBYTECODE=1 timeout 600 "$PY" "$TOP/tests/serve_sdk.py" Org/Model
+        PYTHONDONTWRITEBYTECODE=1 timeout --foreground 600 "$PY" "$TOP/tests/serve_sdk.py" Org/Model
     serve_stop
     test_equal "$STATUS" 0
 }

@@ -10,7 +10,7 @@ recipe()
     SERVE_MODEL=$1 serve_start --state st --name Qwen/Qwen3-8B-Base
     shift
     TINKER_BASE_URL="$URL" TINKER_API_KEY=tml-x TINKER_TELEMETRY=0 NO_PROXY=127.0.0.1 HF_HUB_OFFLINE=1 \
-        HF_DATASETS_OFFLINE=1 HF_HOME="$PWD/hf" PYTHONDONTWRITEBYTECODE=1 timeout 800 "$PY" -m "$@" \
+        HF_DATASETS_OFFLINE=1 HF_HOME="$PWD/hf" PYTHONDONTWRITEBYTECODE=1 timeout --foreground 800 "$PY" -m "$@" \
         model_name=Qwen/Qwen3-8B-Base log_path="$PWD/log" >recipe.out 2>&1 || { tail -n 30 recipe.out; return 1; }
     serve_stop
     test_equal "$STATUS" 0
@@ -48,7 +48,7 @@ test_case 'examples/serve/dpo.py: a custom loss of torch' '
 	cookbook
 	serve_start --state st
 	env -u HTTP_PROXY -u http_proxy TINKER_BASE_URL="$URL" TINKER_API_KEY=tml-test TINKER_TELEMETRY=0 STEPS=6 \
-	    PYTHONDONTWRITEBYTECODE=1 timeout 300 "$PY" "$TOP/examples/serve/dpo.py" >said 2>err || { cat said err; return 1; }
+	    PYTHONDONTWRITEBYTECODE=1 timeout --foreground 300 "$PY" "$TOP/examples/serve/dpo.py" >said 2>err || { cat said err; return 1; }
 	awk "NR == 1 { first = \$4 } { last = \$4; right = \$6 } END { exit !(NR == 6 && first > 0.69 && last < 0.2 && right == 1) }" said
 '
 for loss in stable_reinforce importance_sampling; do

@@ -7,7 +7,7 @@
 test_case 'openai: models, chats, streams, completions, tools, errors' '
 	sdk_or_skip openai openai
 	serve_start
-	env -u HTTP_PROXY -u http_proxy PYTHONDONTWRITEBYTECODE=1 timeout 600 "$PY" "$TOP/tests/serve_openai_sdk.py" \
+	env -u HTTP_PROXY -u http_proxy PYTHONDONTWRITEBYTECODE=1 timeout --foreground 600 "$PY" "$TOP/tests/serve_openai_sdk.py" \
 	    "$URL" tiny >said
 	test_text said "all well"
 '

@@ -9,7 +9,7 @@ example()
     sdk_or_skip tinker-examples tinker==0.38.0 jinja2
     serve_start --state st
     env -u HTTP_PROXY -u http_proxy TINKER_BASE_URL="$URL" TINKER_API_KEY=tml-test TINKER_TELEMETRY=0 STEPS="$2" \
-        PYTHONDONTWRITEBYTECODE=1 timeout 600 "$PY" "$TOP/examples/serve/$1.py" >said 2>err || { cat said err; return 1; }
+        PYTHONDONTWRITEBYTECODE=1 timeout --foreground 600 "$PY" "$TOP/examples/serve/$1.py" >said 2>err || { cat said err; return 1; }
 }
 test_case 'sft.py: the loss falls and the new name is said' '
 	example sft 24

@@ -11,7 +11,7 @@ example()
     sdk_also twinkle_client twinkle-kit==0.5.1
     serve_start --state st --name Org/Model
     env -u HTTP_PROXY -u http_proxy TWINKLE_SERVER_URL="$URL" TWINKLE_SERVER_TOKEN=tml-test STEPS="$2" HF_HUB_OFFLINE=1 \
-        PYTHONDONTWRITEBYTECODE=1 timeout 900 "$PY" "$TOP/examples/serve/$1.py" >said 2>err || { cat said err; return 1; }
+        PYTHONDONTWRITEBYTECODE=1 timeout --foreground 900 "$PY" "$TOP/examples/serve/$1.py" >said 2>err || { cat said err; return 1; }
 }
 test_case 'twinkle_sft.py: the loss falls through a resume, and the new name is said' '
 	example twinkle_sft 24

@@ -16,7 +16,7 @@ test_case 'remote dataset, map, encode, loader: what the commands give, and it t
 		tw-encode -m tiny --max-length 512 --format jsonl >want.jsonl
 	serve_start --state st --data data
 	env -u HTTP_PROXY -u http_proxy TWINKLE_SERVER_URL="$URL" TWINKLE_SERVER_TOKEN=tml-test HF_HUB_OFFLINE=1 \
-		PYTHONDONTWRITEBYTECODE=1 timeout 900 "$PY" "$TOP/tests/serve_twinkle_data.py" data want.jsonl
+		PYTHONDONTWRITEBYTECODE=1 timeout --foreground 900 "$PY" "$TOP/tests/serve_twinkle_data.py" data want.jsonl
 	serve_stop
 	test_equal $STATUS 0
 '
