@@ -244,12 +244,15 @@ static void bf16_corners(void)
         memcpy(&w[i], &odd[(i * 5 + i / 7) % 16], 4);
     help_forget();
     DEVS(h) {
-        struct tw_tensor vx = help_tensor(h->d, x, T, K, K), y = help_tensor(h->d, NULL, T, n, n);
-        struct tw_mat m = help_mat(h->d, w, n, K, TW_BF16);
+        struct tw_tensor vx, y;
+        struct tw_mat m;
         float *got;
 
         if (h->bits16)          /* the tile unit sums in an order of its own */
             continue;
+        vx = help_tensor(h->d, x, T, K, K);
+        y = help_tensor(h->d, NULL, T, n, n);
+        m = help_mat(h->d, w, n, K, TW_BF16);
         ON(linear, &y, &vx, &m, NULL, NULL);
         got = help_tensor_get(h->d, &y);
         for (int64_t i = 0; i < T * n; i++)
