@@ -437,6 +437,17 @@ bool cu_attn_wg_bwd(struct cu_dev *, const struct attn_arg *, const struct attn_
 {
     return false;
 }
+bool cu_attn_wg_latent(struct cu_dev *, const struct attn_arg *, const struct attn_count *,
+        const struct tw_tensor *, const struct tw_tensor *, const struct tw_tensor *)
+{
+    return false;
+}
+bool cu_attn_wg_latent_bwd(struct cu_dev *, const struct attn_arg *, const struct attn_count *,
+        const struct tw_tensor *, const struct tw_tensor *, const struct tw_tensor *,
+        const struct tw_tensor *, void *)
+{
+    return false;
+}
 #endif
 
 void attn_times(struct cu_dev *d, const struct tw_ops *o);
