@@ -34,6 +34,8 @@ struct few_arg {
 void cu_few(struct cu_dev *d, struct few_arg *a, enum few_mode mode);
 /* step_ring.cu: the same bits, for up to four tokens on Hopper. False: nothing was done. */
 bool cu_few_ring(struct cu_dev *d, const struct few_arg *a, enum few_mode mode);
+/* step_rows.cu: the same with sums in another order. */
+bool cu_few_rows(struct cu_dev *d, const struct few_arg *a, enum few_mode mode);
 
 #ifdef __CUDACC__
 /* Sixteen bytes that are read once. Not as what nobody writes (.nc): the assembler moves step_wait() in front

@@ -52,15 +52,15 @@ static size_t kib(struct cu_dev *d, const char *name, long usual)
 
 static void set_way(struct cu_dev *d, struct step_way *way)
 {
-    static const char *const name[] = { "plain", "ring" };
+    static const char *const name[] = { "plain", "ring", "rows" };
     const char *s = getenv("TW_STEP");
     int i = STEP_RING;
 
     if (s)
-        for (i = 0; i < 2 && strcmp(name[i], s); i++)
+        for (i = 0; i < 3 && strcmp(name[i], s); i++)
             ;
-    if (i == 2)
-        cu_fail(d, "TW_STEP: '%s' is neither plain nor ring", s);
+    if (i == 3)
+        cu_fail(d, "TW_STEP: '%s' is none of plain, ring, rows", s);
     *way = { (enum step_kind)i, kib(d, "TW_STEP_RING", 110), kib(d, "TW_STEP_WINDOW", 64) };
 }
 

@@ -47,9 +47,9 @@ struct cu_step;
 struct cu_step *cu_step_of(struct cu_dev *d);
 const struct step_view *cu_step_view(struct cu_dev *d);
 int64_t cu_step_rows(struct cu_dev *d);
-/* How few tokens go: TW_STEP says plain or ring, for comparisons; TW_STEP_RING and TW_STEP_WINDOW are
+/* How few tokens go: TW_STEP says plain, ring or rows, for comparisons; TW_STEP_RING and TW_STEP_WINDOW are
  * KiB of shared memory a block takes for its ring, and of copies on their way at most. */
-enum step_kind { STEP_PLAIN, STEP_RING };
+enum step_kind { STEP_PLAIN, STEP_RING, STEP_ROWS };
 struct step_way {
     enum step_kind kind;
     size_t ring, window;

@@ -1,4 +1,4 @@
-/* step_ring.cuh - what products have whose weights come through a ring (step_ring.cu) */
+/* step_ring.cuh - what the products share whose weights come through rings (step_ring.cu, step_rows.cu) */
 #ifndef TW_STEP_RING_CUH
 #define TW_STEP_RING_CUH
 #include "bar.cuh"
