@@ -2,11 +2,12 @@
 # tw-sample --chat in a terminal, which script(1) makes. What is typed waits until what comes before it is answered.
 . "$(dirname "$0")/lib.sh"
 
-# talk OPTIONS..: what the terminal shows, in screen; stdin is what is typed.
+# talk OPTIONS..: what the terminal shows, in screen; stdin is what is typed. No shell stays between script and the
+# program: without SHELL in the environment it is one that ends at a Ctrl-C which its child outlives.
 talk()
 {
     : >screen
-    script -qec "tw-sample -m tiny --chat $*" /dev/null >screen 2>&1
+    script -qec "exec tw-sample -m ${MODEL:-tiny} --chat $*" /dev/null >screen 2>&1
 }
 # shown N TEXT: waits until TEXT stands on the screen N times.
 shown()
@@ -34,6 +35,10 @@ test_case 'answers come, Ctrl-C ends one and not the program, Ctrl-D ends the pr
 	} 2>late | talk --temperature 0
 	cat late
 	test_equal "$(grep -c "^I am Tiny" screen)" 2
+
+	# an answer that no machine ends before Ctrl-C is typed
+	cp -r "$TOP/share/models/tiny" endless
+	sed -i "s/\"max_position_embeddings\": 1024/\"max_position_embeddings\": 200000/" endless/config.json
 	{
 	    shown 1 "> "
 	    printf "Tell me\n"
@@ -41,7 +46,7 @@ test_case 'answers come, Ctrl-C ends one and not the program, Ctrl-D ends the pr
 	    printf "\003"
 	    shown 2 "> "
 	    printf "\004"
-	} 2>late | talk --ignore-eos --max-tokens 100000
+	} 2>late | MODEL=$PWD/endless talk --ignore-eos --max-tokens 190000
 	cat late
 	test_text screen " [stopped]"
 	[ ! -s late ]
