@@ -76,6 +76,30 @@ static void linear_on(struct help_dev *h, const struct shape *s, enum tw_dtype t
     free(x), free(w), free(b), free(res), free(want);
 }
 
+/* Sums so long that few rows fit into a thread's memory, and more threads than such rows make items. */
+static void many_threads(void)
+{
+    enum { T = 1024, N = 24, K = 11000 };
+    float *x = help_rand((int64_t)T * K, 1, 1), *w = help_rand((int64_t)N * K, 2, 1), *y[2];
+    struct tw_err err = { 0 };
+
+    for (int type = 0; type < 2; type++) {
+        for (int i = 0; i < 2; i++) {
+            struct tw_dev *d = tw_dev_open("cpu", i ? 16 : 1, &err);
+            struct tw_tensor in = help_tensor(d, x, T, K, K), out = help_tensor(d, NULL, T, N, N);
+            struct tw_mat m = help_mat(d, w, N, K, type ? TW_BF16 : TW_F32);
+
+            tw_ops(d)->linear(d, &out, &in, &m, NULL, NULL);
+            y[i] = help_tensor_get(d, &out);
+            drop(d, in.data), drop(d, out.data), drop(d, m.data);
+            tw_dev_close(d);
+        }
+        CHECK(help_same(y[1], y[0], sizeof(float) * T * N, type ? "16 threads, bf16" : "16 threads, f32"));
+        free(y[0]), free(y[1]);
+    }
+    free(x), free(w);
+}
+
 static void linear_f32(void)
 {
     help_forget();
@@ -388,6 +412,7 @@ int main(void)
     help_open();
     RUN(linear_f32);
     RUN(linear_bf16);
+    RUN(many_threads);
     RUN(linear_dx);
     RUN(linear_dw);
     RUN(bf16_corners);

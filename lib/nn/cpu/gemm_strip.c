@@ -4,6 +4,7 @@
  * finished, where one chain holds for all its rows; else the sums of a strip stay in L1 or L2.
  * Shared rows: all threads pack the rows of A that all of them then read (tw_share_run). */
 #include "nn/cpu/gemm_priv.h"
+#include <assert.h>
 
 #define L2_WORDS ((int64_t)96 << 10)    /* of packed rows: what leaves room for panels of B */
 #define PARTS (TW_WHOLE_PARTS - 1)
@@ -440,8 +441,9 @@ int64_t tw_strip_plan(struct tw_prod *j)
         return 0;
     rows = (g->m + most - 1) / most;
     if (np <= 256 && rows < items && g->m >= 64 * j->d->threads)    /* rather rows than columns */
-        rows = tw_min(items, (g->m + 63) / 64);
+        rows = tw_max(rows, tw_min(items, (g->m + 63) / 64));   /* no item gets more than it has room for */
     j->mc = tw_up((g->m + rows - 1) / rows, j->mr);
+    assert(j->mc * words <= room);
     rows = (g->m + j->mc - 1) / j->mc;
     cols = rows < items ? (items + rows - 1) / rows : 1;
     j->nc = tw_up((np + cols - 1) / cols, j->pr > 1 ? j->pr : 3);
