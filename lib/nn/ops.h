@@ -14,11 +14,13 @@
  *   matrices on the CPU: inputs are rounded to bf16 (nearest even) and the chain runs over pairs of
  *   k as vdpbf16ps does. So a row of an output depends on nothing but its own row of inputs: not on
  *   the rows beside it, on T, on the number of threads, or on how tokens are cut into batches.
+ *   CPUs with a tile unit take F32 numbers apart into three bf16 (amx_f32.c), and the chain runs over
+ *   32 k, or 32 tokens of one sequence, at a time: what is added for those is a sum of its own.
  * - After begin() said that products are BF16, weight gradients and everything of LoRA are such
  *   products too. A chain over tokens then is what it says token by token with vdpbf16ps (the token
  *   that comes first is the half that is added first, half a pair is completed by a product of -0);
- *   AMX adds 32 tokens of one sequence at a time, counted from the sequence's start: a sequence
- *   that is cut between two calls must be cut at a multiple of 32.
+ *   AMX adds 32 tokens of one sequence at a time, in F32 as well, counted from the sequence's start: a
+ *   sequence that is cut between two calls must be cut at a multiple of 32.
  */
 #ifndef TW_OPS_H
 #define TW_OPS_H

@@ -21,7 +21,7 @@ static void try_dev(const char *isa, int threads)
         return;
     }
     snprintf(h->name, sizeof h->name, "%s/%d", tw_cpu_isa(h->d), threads);
-    h->bits16 = !strcmp(tw_cpu_isa(h->d), "amx");
+    h->bits = !strcmp(tw_cpu_isa(h->d), "amx");
     printf("# device %s\n", h->name);
     help_ndev++;
 }

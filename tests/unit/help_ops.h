@@ -8,7 +8,7 @@
 struct help_dev {
     struct tw_dev *d;
     char name[32];
-    int bits16;                 /* devices with one number agree in the bits of bf16 products */
+    int bits;                   /* devices with one number agree in the bits of products */
 };
 extern struct help_dev help_devs[8];
 extern int help_ndev;

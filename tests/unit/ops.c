@@ -105,7 +105,7 @@ static void linear_f32(void)
     help_forget();
     DEVS(h)
         for (int i = 0; i < NSHAPE; i++)
-            linear_on(h, &shapes[i], TW_F32, i);
+            linear_on(h, &shapes[i], TW_F32, i + 32 * h->bits);
 }
 
 static void linear_bf16(void)
@@ -113,7 +113,7 @@ static void linear_bf16(void)
     help_forget();
     DEVS(h)
         for (int i = 0; i < NSHAPE; i++)
-            linear_on(h, &shapes[i], TW_BF16, i + 32 * h->bits16);
+            linear_on(h, &shapes[i], TW_BF16, i + 32 * h->bits);
 }
 
 static void dx_on(struct help_dev *h, const struct shape *s, enum tw_dtype t, int slot)
@@ -148,13 +148,12 @@ static void linear_dx(void)
 {
     help_forget();
     DEVS(h)
-        for (int i = 0; i < NSHAPE; i++) {
-            dx_on(h, &shapes[i], TW_F32, 2 * i);
-        }
+        for (int i = 0; i < NSHAPE; i++)
+            dx_on(h, &shapes[i], TW_F32, 2 * i + 32 * h->bits);
     help_forget();
     DEVS(h)
         for (int i = 0; i < NSHAPE; i++)
-            dx_on(h, &shapes[i], TW_BF16, 2 * i + 32 * h->bits16);
+            dx_on(h, &shapes[i], TW_BF16, 2 * i + 32 * h->bits);
 }
 
 /* Gradients of weights: over all tokens at once, and cut into three calls, to the same bits. */
@@ -246,11 +245,11 @@ static void linear_dw(void)
             check_unset(h, low ? TW_BF16 : TW_F32);
     DEVS(h)
         for (int i = 0; i < NSHAPE; i++)
-            dw_on(h, &shapes[i], TW_F32, i);
+            dw_on(h, &shapes[i], TW_F32, i + 32 * h->bits);
     help_forget();
     DEVS(h)
         for (int i = 0; i < NSHAPE; i++)
-            dw_on(h, &shapes[i], TW_BF16, i + 32 * h->bits16);
+            dw_on(h, &shapes[i], TW_BF16, i + 32 * h->bits);
 }
 
 /* vdpbf16ps and its imitations agree on denormals, infinities, NaN's place and huge sums. */
@@ -272,7 +271,7 @@ static void bf16_corners(void)
         struct tw_mat m;
         float *got;
 
-        if (h->bits16)          /* the tile unit sums in an order of its own */
+        if (h->bits)          /* the tile unit sums in an order of its own */
             continue;
         vx = help_tensor(h->d, x, T, K, K);
         y = help_tensor(h->d, NULL, T, n, n);

@@ -170,8 +170,7 @@ static void head(void)
 
             head_open(&r, low);
             DEVS(h)
-                head_on(h, &r, low ? TW_BF16 : TW_F32,
-                        4 * i + 12 * low + (low ? 32 * h->bits16 : 0));
+                head_on(h, &r, low ? TW_BF16 : TW_F32, 4 * i + 12 * low + 32 * h->bits);
             head_free(&r);
         }
 }

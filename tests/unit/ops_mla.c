@@ -257,7 +257,7 @@ static void decode(void)
     help_forget();
     DEVS(h)
         for (int i = 0; i < NSHAPE; i++)
-            decode_on(h, &shapes[i], TW_F32, i);
+            decode_on(h, &shapes[i], TW_F32, i + NSHAPE * h->bits);
 }
 
 static void decode16(void)
@@ -265,7 +265,7 @@ static void decode16(void)
     help_forget();
     DEVS(h)
         for (int i = 0; i < NSHAPE; i++)
-            decode_on(h, &shapes[i], TW_BF16, i + NSHAPE * h->bits16);
+            decode_on(h, &shapes[i], TW_BF16, i + NSHAPE * h->bits);
 }
 
 /* Runs of two adapters: what comes out is that of W + scale B A. */

@@ -106,7 +106,7 @@ static void forward(bool gather, enum tw_dtype t, int slot)
                 dx[p * IN + i] += v * (double)dy[p * OUT + o];
             }
     DEVS(h) {
-        int at = slot + (t == TW_BF16 ? 2 * h->bits16 : 0);
+        int at = slot + 4 * h->bits;
         struct tw_dispatch s = put_dispatch(h);
         struct tw_mat m = put_experts(h, w, t);
         struct tw_tensor in = help_tensor(h->d, x, rows, IN, IN + 2);
@@ -162,7 +162,7 @@ static void gradients(void)
             tw_ops(h->d)->mat_get(h->d, got + e * OUT * IN, &one, 0, OUT);
         }
         CHECK(help_near(got, dw, E * OUT * IN, 3e-5, "experts_dw"));
-        CHECK(help_agree(0, got, E * OUT * IN, "experts_dw", h->name));
+        CHECK(help_agree(h->bits, got, E * OUT * IN, "experts_dw", h->name));
         free(got);
         tw_ops(h->d)->free(h->d, in.data), tw_ops(h->d)->free(h->d, dout.data);
         tw_ops(h->d)->free(h->d, m.data);
@@ -230,8 +230,8 @@ static void check_run(struct help_dev *h, const struct lora *l, const struct tw_
 
     CHECK(help_near(a, l->da[r], E * R * IN, 5e-5, "da"));
     CHECK(help_near(b, l->db[r], E * OUT * R, 5e-5, "db"));
-    CHECK(help_agree(4 + 2 * r, a, E * R * IN, "da", h->name));
-    CHECK(help_agree(5 + 2 * r, b, E * OUT * R, "db", h->name));
+    CHECK(help_agree(4 + 2 * r + 8 * h->bits, a, E * R * IN, "da", h->name));
+    CHECK(help_agree(5 + 2 * r + 8 * h->bits, b, E * OUT * R, "db", h->name));
     free(a), free(b);
     tw_ops(h->d)->free(h->d, (void *)run->a), tw_ops(h->d)->free(h->d, (void *)run->b);
     tw_ops(h->d)->free(h->d, run->da), tw_ops(h->d)->free(h->d, run->db);
@@ -261,8 +261,8 @@ static void lora_on(struct help_dev *h, const struct lora *l)
     MOE(lora_bwd, &din, &scratch, &dout, &in, &hid, &c, &s, true);
     for (int r = 0; r < 2; r++)
         check_run(h, l, &run[r], r);
-    check(h, &out, l->y, 5e-5, 2, "lora");
-    check(h, &din, l->dx, 5e-5, 3, "lora_bwd dx");
+    check(h, &out, l->y, 5e-5, 2 + 8 * h->bits, "lora");
+    check(h, &din, l->dx, 5e-5, 3 + 8 * h->bits, "lora_bwd dx");
     tw_ops(h->d)->free(h->d, in.data), tw_ops(h->d)->free(h->d, dout.data);
     tw_ops(h->d)->free(h->d, hid.data), tw_ops(h->d)->free(h->d, scratch.data);
     drop(h, &s);

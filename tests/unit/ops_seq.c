@@ -383,17 +383,17 @@ static void lora(void)
 {
     help_forget();
     DEVS(h) {
-        lora_on(h, 0, false, TW_F32, 0);
-        lora_on(h, 0.25f, false, TW_F32, 10);
-        lora_on(h, 0, true, TW_F32, 20);
-        lora_on(h, 0.25f, true, TW_F32, 30);
+        lora_on(h, 0, false, TW_F32, 32 * h->bits);
+        lora_on(h, 0.25f, false, TW_F32, 8 + 32 * h->bits);
+        lora_on(h, 0, true, TW_F32, 16 + 32 * h->bits);
+        lora_on(h, 0.25f, true, TW_F32, 24 + 32 * h->bits);
     }
     help_forget();
     DEVS(h) {
-        lora_on(h, 0, false, TW_BF16, 32 * h->bits16);
-        lora_on(h, 0.25f, false, TW_BF16, 8 + 32 * h->bits16);
-        lora_on(h, 0, true, TW_BF16, 16 + 32 * h->bits16);
-        lora_on(h, 0.25f, true, TW_BF16, 24 + 32 * h->bits16);
+        lora_on(h, 0, false, TW_BF16, 32 * h->bits);
+        lora_on(h, 0.25f, false, TW_BF16, 8 + 32 * h->bits);
+        lora_on(h, 0, true, TW_BF16, 16 + 32 * h->bits);
+        lora_on(h, 0.25f, true, TW_BF16, 24 + 32 * h->bits);
     }
 }
 

@@ -6,17 +6,15 @@
  * Rounding: the unit keeps even and odd k of a tile apart and adds them at its end, so its bits are
  * not those of vdpbf16ps; but a row's chain runs over tiles of k from the first and sees no other
  * row, which is all that ops.h promises, and a process uses one of the two for every shape. */
-#include "nn/cpu/cpu_priv.h"
+#include "nn/cpu/amx_priv.h"
 #if defined(__x86_64__)
 #include <cpuid.h>
-#include <immintrin.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #define TILE_DATA 18            /* the state component of the tile registers */
 #define REQ_XCOMP_PERM 0x1023   /* arch_prctl's request for it */
-#define AMX __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16,amx-tile,amx-bf16")))
 
 bool tw_amx_enable(void)
 {
@@ -94,7 +92,7 @@ struct config {
 };
 
 /* A thread keeps its configuration: to load one takes as long as a small block. */
-AMX static void load_config(int r0, int r1, int P)
+AMX void tw_amx_config(int r0, int r1, int P)
 {
     static _Thread_local int have;
     struct config c __attribute__((aligned(64))) = { .palette = 1 };
@@ -168,7 +166,7 @@ AMX void tw_amx_mm16(float *c, int64_t ldc, const uint32_t *a, const uint32_t *b
     int64_t cs = ldc * 4;
     float *c1 = c + 16 * ldc;
 
-    load_config(r0, r1, P);
+    tw_amx_config(r0, r1, P);
     __asm__ volatile("" : : : "memory");        /* tile loads name no memory as their input */
     if (r1 && P > 1)
         BODY(1, 1);
@@ -196,7 +194,7 @@ AMX void tw_amx_mm16(float *c, int64_t ldc, const uint32_t *a, const uint32_t *b
     }
 
 /* What is in the tiles' place, into C. */
-AMX static void finish(const struct tw_whole *w, const float *sum)
+AMX void tw_amx_finish(const struct tw_whole *w, const float *sum)
 {
     __m512 scale = _mm512_set1_ps(w->scale), bias[2] = { _mm512_setzero_ps(), _mm512_setzero_ps() };
 
@@ -256,7 +254,7 @@ AMX void tw_amx_whole16(const struct tw_whole *all, int P)
     struct tw_whole w = *all;
 
     memset(sum, 0, sizeof sum);
-    load_config(16, 16, P);
+    tw_amx_config(16, 16, P);
     for (int64_t n = w.blocks; n > 0; n--, tw_whole_next(&w, 32)) {
         tw_whole_ahead(&w, 32);
         tw_ask(&w.next);
@@ -278,7 +276,7 @@ AMX void tw_amx_whole16(const struct tw_whole *all, int P)
             _tile_stored(3, sum + 528, 128);
         }
         __asm__ volatile("" : : "r"(sum) : "memory");
-        finish(&w, sum);
+        tw_amx_finish(&w, sum);
     }
 }
 #endif

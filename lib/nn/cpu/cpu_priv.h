@@ -32,6 +32,14 @@ static inline void tw_ask(struct tw_next *x)
     x->at += x->n;
 }
 
+/* Panels of f32 that are split while others are used: LEFT pairs of rows of the panel at SRC, then as
+ * many of further ones, SKIP numbers behind. */
+struct tw_split {
+    const float *src;
+    uint32_t *dst;
+    int64_t left, pairs, panels, skip;
+};
+
 /* Blocks of a product from their first step to C, mr rows each. The chain begins with FROM (NULL:
  * zero) and runs over the parts in order; A is packed, B lies in panels bp words apart. Then come
  * scale, bias and res, each rounded, and N columns are stored. */
@@ -51,6 +59,8 @@ struct tw_whole {
     int64_t ldres;
     int64_t blocks;
     struct tw_next next;        /* of the tile unit alone */
+    int64_t rows;               /* of whole32 alone, in the place of blocks: the last one may have fewer */
+    struct tw_split split;
     bool ahead;                 /* ask for the lines that a block will finish before it is summed: that
                                  * takes longer, and stores would wait for each of them */
 };
@@ -97,6 +107,10 @@ struct tw_kern {
     int64_t kc16;               /* pairs of a block of its sum */
     int64_t mc16;               /* rows that pass a panel of weights */
     int64_t unit16;             /* pairs whose sum is one step of the chain: 1, of a tile 16 */
+    bool split;                 /* f32 products as well go to tiles, their inputs being split into three
+                                 * bf16 each (amx_f32.c); what has 32 in its name is of those alone: */
+    int mr32, pr32;
+    int64_t kc32;               /* words: 48 for 32 numbers, TW_STEP32 */
 
     /* c[r * ldc + p * 16 ..] += the sum over s of A(r, s) * b[p * bp + s * 16 ..], r in [0, R), p
      * in [0, P); FIRST: c is zero, whatever lies there. mm: A(r, s) = a[s * as + r]. mms: a[r * ar
@@ -109,10 +123,22 @@ struct tw_kern {
             bool first, int R, int P);
     void (*whole)(const struct tw_whole *w, int P);     /* mr rows */
     void (*whole16)(const struct tw_whole *w, int P);   /* mr16 rows; NULL: there is none */
+    void (*mm32)(float *c, int64_t ldc, const uint32_t *a, const uint32_t *b, int64_t bp, int64_t s,
+            bool first, int R, int P);
+    void (*whole32)(const struct tw_whole *w, int P);
+    /* mm32's bits, for few rows: B lies in panels of f32 and has K rows from here on. */
+    void (*few32)(float *c, int64_t ldc, const uint32_t *a, const float *b, int64_t bp, int64_t k,
+            bool first, int R, int P);
+    int few;                    /* what is few */
     void (*outer)(const struct tw_outer *o, int blocks);    /* 1 or 2 blocks of 8; NULL: none */
     /* dst[s * R + r] = src[r * ld + s]; pack16: pairs, columns at or past K are zero. */
     void (*pack)(float *dst, const float *src, int64_t ld, int R, int64_t s);
     void (*pack16)(uint32_t *dst, const float *src, int64_t ld, int R, int64_t s, int64_t k);
+    /* S words of R rows of A, which has K columns from SRC on; pairs32_a: of R columns, whose sum runs
+     * over K rows. pairs32: a panel of B, K rows of R columns (others are zero). */
+    void (*pack32)(uint32_t *dst, const float *src, int64_t ld, int R, int64_t s, int64_t k);
+    void (*pairs32_a)(uint32_t *dst, const float *src, int64_t ld, int R, int64_t s, int64_t k);
+    void (*pairs32)(uint32_t *dst, const float *src, int64_t ld, int R, int64_t s, int64_t k);
     void (*low)(uint16_t *dst, const float *src, int64_t n);    /* rounds to bf16 */
     /* pack16() of what is BF16 already, LD and S in words. */
     void (*packw)(float *dst, const float *src, int64_t ld, int R, int64_t s);
@@ -188,7 +214,7 @@ struct tw_kern {
 extern const struct tw_kern tw_kern_c;
 #if defined(__x86_64__)
 extern const struct tw_kern tw_kern_avx2, tw_kern_avx512, tw_kern_avx512bf16;
-/* AMX replaces mm16 and pack16 of tw_kern_avx512bf16, in blocks of 32 rows and 2 panels. */
+/* AMX replaces the products of tw_kern_avx512bf16 and their packing, in blocks of 32 rows and 2 panels. */
 bool tw_amx_enable(void);       /* asks the kernel for the tile registers; false: there are none */
 void tw_amx_pack16(uint32_t *dst, const float *src, int64_t ld, int R, int64_t s, int64_t k);
 void tw_amx_pairs(uint32_t *dst, int W, const float *src, int64_t ld, int R, int64_t s, int64_t k,
@@ -199,7 +225,10 @@ void tw_amx_pairsw(uint32_t *dst, int W, const uint16_t *src, int64_t ld, int R,
 void tw_amx_mm16(float *c, int64_t ldc, const uint32_t *a, const uint32_t *b, int64_t bp,
         int64_t s, bool first, int R, int P);
 void tw_amx_whole16(const struct tw_whole *w, int P);
+void tw_amx_f32(struct tw_kern *k);     /* what is of f32 products */
 #endif
+
+#define TW_STEP32 48            /* words of 32 numbers that are split */
 
 /* Scratch buffers of the device by use; an op uses each for one thing at a time. */
 enum tw_slot { TW_SLOT_WT, TW_SLOT_X, TW_SLOT_Y, TW_SLOT_KV, TW_SLOT_LIST, TW_SLOT_ROWS,
@@ -285,8 +314,8 @@ struct tw_gemm {
     const struct tw_factors *more;  /* the chain of rows [r0, r1) goes on over these */
     int64_t nmore;
     bool low;                   /* bf16 products (PANEL16 always is one) */
-    const int64_t *cut;         /* with a_cols and low: [ncut + 1] where sequences begin in s; */
-    int64_t ncut;               /* only devices whose unit16 is more than one look at them */
+    const int64_t *cut;         /* with a_cols: [ncut + 1] where sequences begin in s; only devices */
+    int64_t ncut;               /* with tiles look at them */
     float *c;
     int64_t ldc;
     bool cont;                  /* the chain goes on from what c holds */
@@ -318,7 +347,8 @@ void tw_cpu_transpose(struct tw_cpu *d, void *wt, const struct tw_mat *w, int64_
 #define TW_KC 576
 #define TW_TILE_WORDS ((TW_TILE + TW_MC_RAW) * 16)
 #define TW_STRIP_WORDS (512 * 48)      /* sums of a strip: mc16 rows, pr panels */
-#define TW_OWN_WORDS (TW_TILE_WORDS + TW_MC_RAW * TW_KC + TW_MC * TW_KC + 3 * 16 * TW_KC)
+#define TW_B_WORDS (3 * 16 * TW_KC)     /* packed panels of B */
+#define TW_OWN_WORDS (TW_TILE_WORDS + TW_MC_RAW * TW_KC + TW_MC * TW_KC + TW_B_WORDS)
 
 /* The ops, by file. */
 void tw_cpu_close(struct tw_dev *d);

@@ -169,6 +169,7 @@ static const struct tw_kern *choose(struct tw_cpu *d, const char *isa)
         d->amx.pr16 = 2;
         d->amx.kc16 = 144;
         d->amx.mc16 = 512;
+        tw_amx_f32(&d->amx);
         return &d->amx;
     }
     if (v4 && (any || !strcmp(isa, "avx512")))

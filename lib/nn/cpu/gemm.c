@@ -3,8 +3,8 @@
  * packed: A interleaved by block of rows, B (unless it already lies in panels) as panels. A product
  * is cut in one of four ways:
  *   sums over tokens, which gradients of weights are (gemm_tokens.c);
- *   shared rows, where B lies in panels of bf16 for matrix units, 64 rows are there at least and A
- *     has no further use: all threads pack rows of A, then each takes strips of C (gemm_strip.c);
+ *   shared rows, where B lies in panels and a matrix unit does it, 64 rows are there at least and A
+ *     has no further use: all threads pack rows of A, then each takes strips of C (gemm_share.c);
  *   strips, where B lies in panels otherwise: an item packs rows of A for itself (gemm_strip.c);
  *   tiles, for all else, here: up to TW_MC_RAW rows and TW_TILE / rows panels, packed by the thread
  *     that uses them, so that what is packed is used often.
@@ -18,6 +18,7 @@ void tw_prod_pack_a(const struct tw_prod *j, float *to, const struct tw_factors 
         int64_t r1, int64_t s0, int64_t n)
 {
     const struct tw_kern *k = j->d->k;
+    int64_t at = tw_prod_at(j, s0);
 
     for (int64_t r = r0; r < r1; r += j->mr) {
         float *dst = to + (r - r0) * n;
@@ -25,6 +26,8 @@ void tw_prod_pack_a(const struct tw_prod *j, float *to, const struct tw_factors 
 
         if (f->a16)
             k->packw(dst, tw_elem(f->a, true, r * f->lda + 2 * s0), f->lda / 2, rows, n);
+        else if (j->split)
+            k->pack32((uint32_t *)dst, f->a + r * f->lda + at, f->lda, rows, n, f->s - at);
         else if (j->bf)
             k->pack16((uint32_t *)dst, f->a + r * f->lda + 2 * s0, f->lda, rows, n, f->s - 2 * s0);
         else
@@ -34,9 +37,39 @@ void tw_prod_pack_a(const struct tw_prod *j, float *to, const struct tw_factors 
 
 int64_t tw_prod_words(const struct tw_prod *j, const struct tw_factors *f)
 {
+    if (j->split)
+        return tw_up(f->s, 32) / 32 * TW_STEP32;
     if (!j->bf)
         return f->s;
     return f->bkind == TW_B_PANEL16 ? tw_up(f->s, 32) / 2 : tw_up(f->s, 2 * j->d->k->unit16) / 2;
+}
+
+/* Three bf16 for each number of N words of panels [p, p + np). Columns that lie as rows are turned 32
+ * numbers at a time. */
+static void split_b(const struct tw_prod *j, float *to, const struct tw_factors *f, int64_t N,
+        int64_t p, int64_t np, int64_t s0, int64_t n)
+{
+    const struct tw_kern *k = j->d->k;
+    const float *b = f->b;
+    int64_t at = tw_prod_at(j, s0), left = f->s - at;
+    float turned[32 * 16];
+
+    for (int64_t q = 0; q < np; q++) {
+        uint32_t *dst = (uint32_t *)to + q * n * 16;
+        int64_t c = (p + q) * 16, w = tw_min(16, N - c);
+
+        if (f->bkind == TW_B_PANEL)
+            k->pairs32(dst, b + c * f->s + at * 16, 16, 16, n, left);
+        else if (f->bkind == TW_B_ROWS)
+            k->pairs32(dst, b + at * f->ldb + c, f->ldb, (int)w, n, left);
+        else
+            for (int64_t i = 0; i < n; i += TW_STEP32) {
+                int64_t e = tw_prod_at(j, i), m = tw_min(32, left - e);
+
+                k->panel(turned, b + c * f->ldb + at + e, f->ldb, w, m);
+                k->pairs32(dst + i * 16, turned, 16, 16, TW_STEP32, m);
+            }
+    }
 }
 
 const float *tw_prod_pack_b(const struct tw_prod *j, const struct tw_tile *t,
@@ -46,6 +79,11 @@ const float *tw_prod_pack_b(const struct tw_prod *j, const struct tw_tile *t,
     const struct tw_kern *k = j->d->k;
     const float *b = f->b;
 
+    if (j->split) {
+        *bp = n * 16;
+        split_b(j, t->b, f, N, p, np, s0, n);
+        return t->b;
+    }
     if (f->bkind == TW_B_PANEL || f->bkind == TW_B_PANEL16) {
         *bp = tw_prod_words(j, f) * 16;
         return b + p * *bp + s0 * 16;
@@ -73,7 +111,9 @@ void tw_prod_block(const struct tw_prod *j, float *c, int64_t ldc, const float *
 {
     const struct tw_kern *k = j->d->k;
 
-    if (j->bf)
+    if (j->split)
+        k->mm32(c, ldc, (const uint32_t *)a, (const uint32_t *)b, bp, n, first, rows, np);
+    else if (j->bf)
         k->mm16(c, ldc, (const uint32_t *)a, (const uint32_t *)b, bp, n, first, rows, np);
     else
         k->mm(c, ldc, a, rows, b, bp, n, first, rows, np);
@@ -82,14 +122,23 @@ void tw_prod_block(const struct tw_prod *j, float *c, int64_t ldc, const float *
 void tw_prod_add(const struct tw_prod *j, const struct tw_tile *t, const struct tw_factors *f,
         const float *a, int64_t r0, int64_t r1, int64_t s0, int64_t n, bool first)
 {
+    /* What is split does not fit for a sum of any length; a block of rows is whole in its words. */
+    int64_t most = j->split ? tw_prod_room(j, j->pr) : tw_max(n, 1);
+
     for (int64_t p = t->p0; p < t->p1; p += j->pr) {
         int np = (int)tw_min(j->pr, t->p1 - p);
-        int64_t bp;
-        const float *b = tw_prod_pack_b(j, t, f, j->g->n, p, np, s0, n, &bp);
 
-        for (int64_t r = r0; r < r1; r += j->mr)
-            tw_prod_block(j, t->c + (r - t->r0) * t->ld + (p - t->p0) * 16, t->ld, a + (r - r0) * n, b,
-                    bp, n, first, (int)tw_min(j->mr, r1 - r), np);
+        for (int64_t s = 0; s < n; s += most) {
+            int64_t len = tw_min(most, n - s), bp;
+            const float *b = tw_prod_pack_b(j, t, f, j->g->n, p, np, s0 + s, len, &bp);
+
+            for (int64_t r = r0; r < r1; r += j->mr) {
+                int rows = (int)tw_min(j->mr, r1 - r);
+
+                tw_prod_block(j, t->c + (r - t->r0) * t->ld + (p - t->p0) * 16, t->ld,
+                        a + (r - r0) * n + s * rows, b, bp, len, first && !s, rows, np);
+            }
+        }
     }
 }
 
@@ -123,7 +172,7 @@ static void tile_job(void *arg, int64_t i, int thread)
     t.r1 = tw_min(g->m, t.r0 + j->mc);
     t.c = (float *)j->d->own + (size_t)thread * TW_OWN_WORDS;
     t.a = t.c + TW_TILE_WORDS;
-    t.b = t.c + TW_OWN_WORDS - 3 * 16 * TW_KC;
+    t.b = t.c + TW_OWN_WORDS - TW_B_WORDS;
     t.more = t.b - TW_MC * TW_KC;
     t.p0 = i % j->nj * j->nc;
     t.p1 = tw_min((g->n + 15) / 16, t.p0 + j->nc);
@@ -150,22 +199,19 @@ static void tile_job(void *arg, int64_t i, int thread)
 static int64_t plan_tiles(struct tw_prod *j)
 {
     const struct tw_gemm *g = j->g;
-    const struct tw_kern *k = j->d->k;
     bool raw = g->f.bkind == TW_B_ROWS || g->f.bkind == TW_B_COLS;
     int64_t np = (g->n + 15) / 16, most = raw ? TW_MC_RAW : TW_MC, rows = (g->m + most - 1) / most;
     int64_t cols, blocks, nc, unit, threads = j->d->threads;
 
-    j->mr = j->bf ? k->mr16 : k->mr;
-    j->pr = j->bf ? k->pr16 : k->pr;
     j->mc = tw_up((g->m + rows - 1) / rows, j->mr);
     j->mc = tw_min(j->mc, most / j->mr * j->mr);
     rows = (g->m + j->mc - 1) / j->mc;
     /* Few rows: the whole sum at once, so that a panel is read as one stream. */
-    j->kc = raw ? TW_KC : TW_MC * TW_KC / j->mc / 16 * 16;
+    j->kc = raw ? TW_KC : TW_MC * TW_KC / j->mc / j->unit * j->unit;
     if (j->bf && g->m > 32)
-        j->kc = tw_min(j->kc, k->kc16);
+        j->kc = tw_min(j->kc, j->d->k->kc16);
     blocks = tw_max(1, (j->s + j->kc - 1) / j->kc);
-    j->kc = tw_max(16, tw_up((j->s + blocks - 1) / blocks, 16));
+    j->kc = tw_max(j->unit, tw_up((j->s + blocks - 1) / blocks, j->unit));
     unit = j->pr > 1 ? j->pr : 3; /* panels that are taken together */
     nc = tw_min(64, TW_TILE / j->mc) / unit * unit;
     cols = (np + nc - 1) / nc;
@@ -191,8 +237,14 @@ static void side_gemm(struct tw_cpu *d, const struct tw_gemm *g, const struct tw
 
 struct tw_prod tw_prod_of(struct tw_cpu *d, const struct tw_gemm *g)
 {
+    const struct tw_kern *k = d->k;
     struct tw_prod j = { .d = d, .g = g, .bf = g->low || g->f.bkind == TW_B_PANEL16 };
 
+    j.split = !j.bf && k->split;
+    j.tiles = j.split || (j.bf && k->unit16 > 1);
+    j.unit = j.split ? TW_STEP32 : 16;
+    j.mr = j.bf ? k->mr16 : j.split ? k->mr32 : k->mr;
+    j.pr = j.bf ? k->pr16 : j.split ? k->pr32 : k->pr;
     j.s = tw_prod_words(&j, &g->f);
     return j;
 }

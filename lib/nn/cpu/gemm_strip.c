@@ -1,28 +1,29 @@
-/* gemm_strip.c - products whose B lies in panels, in two ways. Strips: a work item packs some rows of A
+/* gemm_strip.c - products whose B lies in panels, strip by strip: a work item packs some rows of A
  * once, for the narrow side products (LoRA) and for further products of the same A as well, and goes
  * through its columns by the panels of one block. A block's sums stay in registers until they are
- * finished, where one chain holds for all its rows; else the sums of a strip stay in L1 or L2.
- * Shared rows: all threads pack the rows of A that all of them then read (tw_share_run). */
+ * finished, where one chain holds for all its rows; else the sums of a strip stay in L1 or L2. F32 panels
+ * that go to tiles are split into their parts on the way: the next block of the sum while the blocks of
+ * rows go through this one. The strips of shared rows go the same way (gemm_share.c). */
 #include "nn/cpu/gemm_priv.h"
 #include <assert.h>
 
 #define L2_WORDS ((int64_t)96 << 10)    /* of packed rows: what leaves room for panels of B */
-#define PARTS (TW_WHOLE_PARTS - 1)
 
 static struct tw_tile tile_at(const struct tw_prod *j, int thread, int64_t r0)
 {
     struct tw_tile t = { .r0 = r0, .r1 = tw_min(j->g->m, r0 + j->mc), .ld = j->pr * 16 };
 
     t.c = (float *)j->d->own + (size_t)thread * TW_OWN_WORDS;
-    t.b = t.c + TW_OWN_WORDS - 3 * 16 * TW_KC;
+    t.b = t.c + TW_OWN_WORDS - TW_B_WORDS;
     t.a = t.c + TW_STRIP_WORDS;
     t.more = t.a + (t.r1 - t.r0) * j->s;
     return t;
 }
 
-static bool in_panels(const struct tw_factors *f)
+/* B of F is packed into the thread's own memory. */
+static bool packs_b(const struct tw_prod *j, const struct tw_factors *f)
 {
-    return f->bkind == TW_B_PANEL || f->bkind == TW_B_PANEL16;
+    return j->split || !tw_in_panels(f);
 }
 
 /* The packed rows of a further product for the whole item; 0 words: it does not reach the rows, or
@@ -31,7 +32,7 @@ static int64_t room_of(const struct tw_prod *j, const struct tw_tile *t, const s
 {
     int64_t rows = tw_min(t->r1, f->r1) - tw_max(t->r0, f->r0), words = tw_prod_words(j, f);
 
-    return rows > 0 && (words <= TW_KC || in_panels(f)) ? rows * words : 0;
+    return rows > 0 && (words <= TW_KC || tw_in_panels(f)) ? rows * words : 0;
 }
 
 /* Words that further products take in all. */
@@ -76,7 +77,7 @@ static void pack_more(const struct tw_prod *j, const struct tw_tile *t, bool pan
         const struct tw_factors *f = &j->g->more[m];
         int64_t n = room_of(j, t, f);
 
-        if (n && in_panels(f) == panels)
+        if (n && tw_in_panels(f) == panels)
             tw_prod_pack_a(j, at, f, tw_max(t->r0, f->r0), tw_min(t->r1, f->r1), 0,
                     tw_prod_words(j, f));
         at += n;
@@ -103,25 +104,21 @@ static void sides(const struct tw_prod *j, const struct tw_tile *t)
     }
 }
 
-/* A strip, and what its blocks go on with after their own sum. */
-struct strip {
-    int64_t p, c0, n;           /* its first panel; its columns */
-    int np;
-    bool packed;                /* further products are packed for the whole item */
-    bool fused;                 /* and each holds for all rows: */
-    int parts;
-    const struct tw_factors *f[PARTS];
-    const float *a[PARTS];
-};
+/* Blocks of the sum that are split lie in two places in turn: one is used while the next is split. */
+static float *half_of(const struct tw_prod *j, const struct tw_tile *t, int half)
+{
+    return t->b + half * j->kc * 16 * j->pr;
+}
 
 /* Packs what all strips need, and finds out what kind of item it is. */
-static void strip_open(const struct tw_prod *j, const struct tw_tile *t, struct strip *e)
+static void strip_open(const struct tw_prod *j, const struct tw_tile *t, struct tw_strip *e)
 {
     const float *at = t->more;
     int64_t wide = 0;           /* words whose B is packed for a strip, all at once */
+    int64_t most = j->split ? tw_prod_room(j, j->pr) - 2 * j->kc : TW_KC;
 
     e->packed = at + rooms(j, t) + (t->r1 - t->r0) * TW_KC <= t->b;
-    e->fused = e->packed && t->r1 - t->r0 >= j->mr;
+    e->fused = e->packed && !j->few && (j->split || t->r1 - t->r0 >= j->mr);
     if (e->packed)
         pack_more(j, t, true);
     if (j->sides)
@@ -134,8 +131,8 @@ static void strip_open(const struct tw_prod *j, const struct tw_tile *t, struct 
 
         if (tw_min(t->r1, f->r1) <= tw_max(t->r0, f->r0))
             continue;
-        wide += in_panels(f) ? 0 : tw_prod_words(j, f);
-        if (!n || f->r0 > t->r0 || f->r1 < t->r1 || e->parts == PARTS || wide > TW_KC) {
+        wide += packs_b(j, f) ? tw_prod_words(j, f) : 0;
+        if (!n || f->r0 > t->r0 || f->r1 < t->r1 || e->parts == TW_STRIP_PARTS || wide > most) {
             e->fused = false;
         } else if (e->fused) {
             e->f[e->parts] = f;
@@ -161,45 +158,105 @@ static void finish(const struct tw_prod *j, const struct tw_whole *w, float *c, 
 
 /* What BLOCKS blocks of words [s, s + n) of a strip's sum ask for: the panels of the words behind them.
  * Tiles are done sooner than weights come from memory. */
-static struct tw_next next_of(const struct tw_prod *j, const struct strip *e, int64_t s, int64_t n,
+static struct tw_next next_of(const struct tw_prod *j, const struct tw_strip *e, int64_t s, int64_t n,
         int64_t blocks)
 {
     bool last = s + n == j->s;
     int64_t p = last ? e->p + j->pr : e->p, to = last ? 0 : s + n, left = (j->g->n + 15) / 16 - p;
 
-    if (!j->bf || j->d->k->unit16 == 1 || blocks < 2 || left <= 0)
+    if (!j->tiles || j->split || blocks < 2 || left <= 0)
         return (struct tw_next){ .n = 0 };
     return (struct tw_next){ .at = (const char *)j->g->f.b + (p * j->s + to) * 64, .bp = j->s * 64,
         .panels = tw_min(left, e->np), .n = tw_min(j->kc, j->s - to) * 64 / blocks };
 }
 
+/* The split of words [s, s + n) of a strip's B, and what comes behind them to be split meanwhile, where
+ * that is whole steps. */
+static const float *split_of(const struct tw_prod *j, const struct tw_tile *t, struct tw_strip *e,
+        int64_t s, int64_t n, struct tw_split *next)
+{
+    const struct tw_factors *f = &j->g->f;
+    int64_t p = s + n < j->s ? e->p : e->p + j->pr, at = s + n < j->s ? tw_prod_at(j, s + n) : 0, bp;
+    int64_t len = tw_min(tw_prod_at(j, j->kc), f->s - at);
+    const float *here = (const float *)f->b + (e->p * f->s + tw_prod_at(j, s)) * 16;
+    struct tw_tile to = { .b = half_of(j, t, e->half) };
+
+    if (e->there != here)
+        tw_prod_pack_b(j, &to, f, j->g->n, e->p, e->np, s, n, &bp);
+    e->half = !e->half;
+    e->there = NULL;
+    /* Where further products come in between, they use both places. */
+    if (p < e->p1 && len % 32 == 0 && (p == e->p || e->fused)) {
+        e->there = (const float *)f->b + (p * f->s + at) * 16;
+        *next = (struct tw_split){ .src = e->there, .dst = (uint32_t *)half_of(j, t, e->half),
+            .left = len / 2, .pairs = len / 2, .panels = tw_min(j->pr, e->p1 - p),
+            .skip = (f->s - len) * 16 };
+    }
+    return to.b;
+}
+
+/* Words [s, s + n) of a strip's sum in the thread's own memory, of few rows and of any. */
+static void strip_few(const struct tw_prod *j, const struct tw_tile *t, struct tw_strip *e, int64_t s,
+        int64_t n)
+{
+    const struct tw_factors *f = &j->g->f;
+    int64_t at = tw_prod_at(j, s), k = tw_min(tw_prod_at(j, n), f->s - at);
+    int rows = (int)(t->r1 - t->r0);
+
+    j->d->k->few32(t->c, t->ld, (const uint32_t *)t->a + s * rows, (const float *)f->b +
+            (e->p * f->s + at) * 16, f->s * 16, k, !s && !j->g->cont, rows, e->np);
+}
+
+static void strip_split(const struct tw_prod *j, const struct tw_tile *t, struct tw_strip *e, int64_t s,
+        int64_t n)
+{
+    int64_t rows = t->r1 - t->r0;
+    struct tw_whole w = { .part = { { .a = t->a + s * rows, .s = n, .bp = n * 16 } }, .parts = 1,
+        .from = s || j->g->cont ? t->c : NULL, .ldf = t->ld, .c = t->c, .ldc = t->ld,
+        .n = e->np * 16, .scale = 1, .rows = rows };
+
+    w.part[0].b = split_of(j, t, e, s, n, &w.split);
+    j->d->k->whole32(&w, e->np);
+}
+
 /* The blocks of a strip for words [s, s + n) of the sum, the last: they are finished into C. */
-static void strip_last(const struct tw_prod *j, const struct tw_tile *t, const struct strip *e,
+static void strip_last(const struct tw_prod *j, const struct tw_tile *t, struct tw_strip *e,
         int64_t s, int64_t n)
 {
     const struct tw_gemm *g = j->g;
     int64_t rows = t->r1 - t->r0;
-    void (*whole)(const struct tw_whole *, int) = j->bf ? j->d->k->whole16 : j->d->k->whole;
-    struct tw_whole w = { .part = { { t->a + s * rows,
-            (const float *)g->f.b + (e->p * j->s + s) * 16, j->s * 16, n } },
-        .parts = 1 + e->parts, .from = s ? t->c : NULL, .ldf = s ? t->ld : g->ldc,
-        .c = g->c + t->r0 * g->ldc + e->c0, .ldc = g->ldc, .n = e->n, .scale = g->scale,
+    const struct tw_kern *k = j->d->k;
+    void (*whole)(const struct tw_whole *, int) = j->bf ? k->whole16 : j->split ? k->whole32 : k->whole;
+    struct tw_whole w = { .part = { { .a = t->a + s * rows, .s = n } }, .parts = 1 + e->parts,
+        .from = s ? t->c : NULL, .ldf = s ? t->ld : g->ldc, .c = g->c + t->r0 * g->ldc + e->c0,
+        .ldc = g->ldc, .n = e->n, .scale = g->scale,
         .bias = g->bias ? g->bias + e->c0 : NULL,
         .res = g->res ? g->res + t->r0 * g->ldres + e->c0 : NULL, .ldres = g->ldres,
-        .blocks = whole ? rows / j->mr : 0, .ahead = rows > 32 };
+        .blocks = whole ? rows / j->mr : 0, .rows = rows, .ahead = rows > 32 };
     struct tw_tile to = *t;
 
+    if (j->split) {
+        w.part[0].b = split_of(j, t, e, s, n, &w.split);
+        w.part[0].bp = n * 16;
+        to.b = half_of(j, t, 2);
+    } else {
+        w.part[0].b = tw_prod_pack_b(j, t, &g->f, g->n, e->p, e->np, s, n, &w.part[0].bp);
+    }
     for (int i = 0; i < e->parts; i++) {
         w.part[i + 1].a = e->a[i];
         w.part[i + 1].s = tw_prod_words(j, e->f[i]);
         w.part[i + 1].b = tw_prod_pack_b(j, &to, e->f[i], g->n, e->p, e->np, 0, w.part[i + 1].s,
                 &w.part[i + 1].bp);
-        if (!in_panels(e->f[i]))
+        if (packs_b(j, e->f[i]))
             to.b += e->np * 16 * w.part[i + 1].s;
     }
     if (!s && g->cont)
         w.from = w.c;
     w.next = next_of(j, e, s, n, w.blocks);
+    if (j->split) {
+        whole(&w, e->np);
+        return;
+    }
     if (w.blocks)
         whole(&w, e->np);
     tw_whole_next(&w, w.blocks * j->mr);
@@ -210,7 +267,7 @@ static void strip_last(const struct tw_prod *j, const struct tw_tile *t, const s
 }
 
 /* Further products by way of the thread's memory. */
-static void strip_more(const struct tw_prod *j, const struct tw_tile *t, const struct strip *e)
+static void strip_more(const struct tw_prod *j, const struct tw_tile *t, const struct tw_strip *e)
 {
     struct tw_tile to = *t;
     const float *at = t->more;
@@ -231,15 +288,15 @@ static void strip_more(const struct tw_prod *j, const struct tw_tile *t, const s
     }
 }
 
-static void strip(const struct tw_prod *j, const struct tw_tile *t, const struct strip *e)
+void tw_strip_run(const struct tw_prod *j, const struct tw_tile *t, struct tw_strip *e)
 {
     const struct tw_gemm *g = j->g;
     int64_t rows = t->r1 - t->r0;
 
     for (int64_t s = 0; s < j->s; s += j->kc) {
-        int64_t n = tw_min(j->kc, j->s - s);
-        const float *b = (const float *)g->f.b + (e->p * j->s + s) * 16;
+        int64_t n = tw_min(j->kc, j->s - s), bp;
         struct tw_next next;
+        const float *b;
 
         if (e->fused && s + n == j->s) {
             strip_last(j, t, e, s, n);
@@ -247,10 +304,15 @@ static void strip(const struct tw_prod *j, const struct tw_tile *t, const struct
         }
         if (!s && g->cont)
             tw_prod_load(j, t, e->p, e->np);
+        if (j->split) {
+            (j->few ? strip_few : strip_split)(j, t, e, s, n);
+            continue;
+        }
+        b = tw_prod_pack_b(j, t, &g->f, g->n, e->p, e->np, s, n, &bp);
         next = next_of(j, e, s, n, rows / j->mr);
         for (int64_t r = 0; r < rows; r += j->mr) {
             tw_ask(&next);
-            tw_prod_block(j, t->c + r * t->ld, t->ld, t->a + s * rows + r * n, b, j->s * 16, n,
+            tw_prod_block(j, t->c + r * t->ld, t->ld, t->a + s * rows + r * n, b, bp, n,
                     !s && !g->cont, (int)tw_min(j->mr, rows - r), e->np);
         }
     }
@@ -261,26 +323,18 @@ static void strip(const struct tw_prod *j, const struct tw_tile *t, const struct
             g->res ? g->res + t->r0 * g->ldres + e->c0 : NULL, g->ldres);
 }
 
-/* Words of a block of a sum of S, all of about the same length, up to KC. */
-static int64_t even_blocks(int64_t s, int64_t kc)
-{
-    int64_t blocks = (s + kc - 1) / kc;
-
-    return tw_up((s + blocks - 1) / blocks, 16);
-}
-
 /* All strips of a product for the rows that are packed. */
 static void strips(const struct tw_prod *j, const struct tw_tile *t, int64_t i)
 {
     int64_t p0 = i % j->nj * j->nc, p1 = tw_min((j->g->n + 15) / 16, p0 + j->nc);
-    struct strip e = { .parts = 0 };
+    struct tw_strip e = { .p1 = p1 };
 
     strip_open(j, t, &e);
     for (e.p = p0; e.p < p1; e.p += j->pr) {
         e.np = (int)tw_min(j->pr, p1 - e.p);
         e.c0 = e.p * 16;
         e.n = tw_min(j->g->n - e.c0, e.np * 16);
-        strip(j, t, &e);
+        tw_strip_run(j, t, &e);
     }
 }
 
@@ -305,7 +359,7 @@ static int64_t row_words(const struct tw_prod *j)
     for (int64_t m = 0; m < j->g->nmore; m++) {
         int64_t n = tw_prod_words(j, &j->g->more[m]);
 
-        if (in_panels(&j->g->more[m])) {
+        if (tw_in_panels(&j->g->more[m])) {
             panels += n;
             bases++;
         } else {
@@ -315,126 +369,18 @@ static int64_t row_words(const struct tw_prod *j)
     return panels + (j->g->nmore ? bases * tw_min(most, TW_KC) + TW_KC : 0);
 }
 
-/* Products whose A all threads pack and share, so that one thread reads a panel of weights once for
- * up to SHARE_ROWS rows: for tiles, and where nothing else reads the packed rows. Those stay in L2, and
- * panels pass through what is left of it. */
-#define SHARE_ROWS 512
-#define SHARE_WORDS ((int64_t)320 << 10)
-
-struct share {
-    struct tw_prod j[TW_GEMM_GROUP];
-    struct tw_tile t;           /* the rows that are packed */
-    int64_t per, items[TW_GEMM_GROUP];  /* strips of an item, items of a product */
-};
-
-static void share_pack(void *arg, int64_t i, int thread)
-{
-    struct share *h = arg;
-    const struct tw_prod *j = h->j;
-    int64_t rows = h->t.r1 - h->t.r0, r = i * j->mr, r0 = h->t.r0 + r;
-
-    for (int64_t s = 0; s < j->s; s += j->kc) {
-        int64_t n = tw_min(j->kc, j->s - s);
-
-        tw_prod_pack_a(j, h->t.a + s * rows + r * n, &j->g->f, r0, tw_min(h->t.r1, r0 + j->mr), s, n);
-    }
-}
-
-static void share_item(void *arg, int64_t i, int thread)
-{
-    struct share *h = arg;
-    struct tw_tile t = h->t;
-    struct strip e = { .packed = true, .fused = t.r1 - t.r0 >= h->j->mr };
-    struct tw_prod *j = h->j;
-    int64_t np;
-
-    while (i >= h->items[j - h->j])
-        i -= h->items[j++ - h->j];
-    t.c = (float *)j->d->own + (size_t)thread * TW_OWN_WORDS;
-    np = tw_min((j->g->n + 15) / 16, (i + 1) * h->per * j->pr);
-    for (e.p = i * h->per * j->pr; e.p < np; e.p += j->pr) {
-        e.np = (int)tw_min(j->pr, np - e.p);
-        e.c0 = e.p * 16;
-        e.n = tw_min(j->g->n - e.c0, e.np * 16);
-        strip(j, &t, &e);
-    }
-}
-
-static int64_t strips_of(const struct tw_prod *j)
-{
-    return (j->g->n + j->pr * 16 - 1) / (j->pr * 16);
-}
-
-static bool shares(const struct tw_prod *j, const struct tw_gemm *g)
-{
-    return j->bf && j->d->k->unit16 > 1 && in_panels(&g->f) && !g->nside && !g->nmore && g->n > 0 &&
-            g->m >= 64 && j->s > 0;
-}
-
-static bool share_open(struct share *h, struct tw_cpu *d, const struct tw_gemm *g, int n)
-{
-    const struct tw_kern *k = d->k;
-
-    for (int i = 0; i < n; i++) {
-        h->j[i] = tw_prod_of(d, &g[i]);
-        if (!shares(&h->j[i], &g[i]) || h->j[i].s != h->j->s)
-            return false;
-        h->j[i].mr = k->mr16;
-        h->j[i].pr = k->pr16;
-        h->j[i].kc = even_blocks(h->j->s, k->kc16);
-        h->j[i].strips = true;
-    }
-    return true;
-}
-
-bool tw_share_fits(struct tw_cpu *d, const struct tw_gemm *g, int n)
-{
-    struct share h;
-
-    return share_open(&h, d, g, n);
-}
-
-bool tw_share_run(struct tw_cpu *d, const struct tw_gemm *g, int n)
-{
-    struct share h;
-    int64_t rows, most, items = 0;
-
-    if (!share_open(&h, d, g, n))
-        return false;
-    most = tw_max(64, tw_min(SHARE_ROWS, SHARE_WORDS / h.j->s));
-    rows = (g->m + most - 1) / most;
-    rows = tw_up((g->m + rows - 1) / rows, h.j->mr);
-    h.t = (struct tw_tile){ .ld = h.j->pr * 16,
-        .a = tw_cpu_scratch(d, TW_SLOT_SHARE, (size_t)(rows * h.j->s) * 4) };
-    if (!h.t.a)
-        return true;
-    h.per = tw_max(1, strips_of(h.j) / (8 * d->threads));
-    for (int i = 0; i < n; i++) {
-        h.items[i] = (strips_of(&h.j[i]) + h.per - 1) / h.per;
-        items += h.items[i];
-    }
-    for (h.t.r0 = 0; h.t.r0 < g->m; h.t.r0 = h.t.r1) {
-        h.t.r1 = tw_min(g->m, h.t.r0 + rows);
-        tw_cpu_run(d, (h.t.r1 - h.t.r0 + h.j->mr - 1) / h.j->mr, share_pack, &h);
-        tw_cpu_run(d, items, share_item, &h);
-    }
-    return true;
-}
-
 int64_t tw_strip_plan(struct tw_prod *j)
 {
     const struct tw_gemm *g = j->g;
     const struct tw_kern *k = j->d->k;
     int64_t items = 4 * j->d->threads, np = (g->n + 15) / 16, most, rows, cols, words;
-    int64_t room = TW_OWN_WORDS - TW_STRIP_WORDS - 3 * 16 * TW_KC;
+    int64_t room = TW_OWN_WORDS - TW_STRIP_WORDS - TW_B_WORDS;
 
-    if (!in_panels(&g->f) || g->n < 1 || j->s < 1)
+    if (!tw_in_panels(&g->f) || g->n < 1 || j->s < 1)
         return 0;
-    j->mr = j->bf ? k->mr16 : k->mr;
-    j->pr = j->bf ? k->pr16 : k->pr;
     words = row_words(j);
-    most = tw_min(j->bf ? k->mc16 : TW_MC, room / words);
-    if (!j->bf || k->unit16 == 1)               /* tiles have an L2 cache of twice the size */
+    most = tw_min(j->bf || j->tiles ? k->mc16 : TW_MC, room / words);
+    if (!j->tiles)              /* tiles have an L2 cache of twice the size */
         most = tw_min(most, tw_max(64, L2_WORDS / words));
     most = most / j->mr * j->mr;
     if (most < j->mr)
@@ -448,8 +394,9 @@ int64_t tw_strip_plan(struct tw_prod *j)
     cols = rows < items ? (items + rows - 1) / rows : 1;
     j->nc = tw_up((np + cols - 1) / cols, j->pr > 1 ? j->pr : 3);
     j->nj = (np + j->nc - 1) / j->nc;
+    j->few = j->split && g->m <= k->few;
     /* Few rows: the whole sum at once, so that a panel is read as one stream. */
-    j->kc = even_blocks(j->s, g->m <= 32 ? j->s : j->bf ? k->kc16 : TW_KC);
+    j->kc = tw_prod_even(j, j->split && !j->few ? k->kc32 : g->m <= 32 ? j->s : j->bf ? k->kc16 : TW_KC);
     j->strips = true;
     j->sides = j->nj == 1;
     j->n = 1;

@@ -4,6 +4,9 @@
  * owns some panels of C's columns, packs those of B itself and goes through all rows: what lies in
  * memory is read once. Its sums stay in the thread's own memory.
  *
+ * Tiles add 32 tokens at a time, and bits must not depend on which: such steps are counted from where a
+ * sequence begins and hold tokens of no other.
+ *
  * What bounds it: B's panels of a block (up to 6 * KC * 64 bytes) stay in L2 while all rows of A
  * pass from L3, 8 words for every 24 products. */
 #include "nn/cpu/cpu_priv.h"
@@ -14,8 +17,8 @@
 #define THIN 64                 /* rows of A for which packing B does not pay */
 #define THIN_KC 32              /* words of a block then */
 
-/* Sixteen pairs of a sum where their place decides how they are added: N tokens from T on, in one
- * sequence. */
+/* A step of a sum where the place decides how pairs are added, sixteen of them or what 32 split numbers
+ * are: N tokens from T on, in one sequence. */
 struct step {
     int64_t t, n;
 };
@@ -23,7 +26,8 @@ struct step {
 struct job {
     struct tw_cpu *d;
     const struct tw_gemm *g;
-    bool bf;
+    bool bf, split;             /* neither: f32 */
+    int64_t unit;               /* words of a step */
     int64_t s, kc;              /* length of the sum and of a block, in words */
     int64_t s0, s1;             /* what is done now */
     int64_t mc, nc, nj;         /* rows and panels of an item, items in a row of them */
@@ -45,11 +49,11 @@ static struct step step_at(const struct job *j, int64_t s)
     int64_t per = j->bf ? 2 : 1;
 
     if (j->step)
-        return j->step[s / 16];
+        return j->step[s / j->unit];
     return (struct step){ per * s, j->g->f.s - per * s };
 }
 
-/* Words [I, I + 16) of a block of N that begins at word S, of COLS columns of SRC. The token that
+/* Words [I, I + unit) of a block of N that begins at word S, of COLS columns of SRC. The token that
  * comes first is added first, and what completes a pair is nothing at all (0 times -0 leaves even a
  * -0 as it is): where tokens are cut changes no bit. */
 static void pack_words(const struct job *j, bool left, float *dst, int64_t s, int64_t i, int64_t n,
@@ -57,7 +61,7 @@ static void pack_words(const struct job *j, bool left, float *dst, int64_t s, in
 {
     const struct tw_kern *k = j->d->k;
     struct step e = step_at(j, s + i);
-    int64_t width = left ? j->mr : 16, len = tw_min(16, n - i);
+    int64_t width = left ? j->mr : 16, len = tw_min(j->unit, n - i);
     bool low = left ? j->g->f.a16 : j->g->f.b16;
 
     src = tw_elem(src, low, e.t * ld);
@@ -66,7 +70,9 @@ static void pack_words(const struct job *j, bool left, float *dst, int64_t s, in
         float *to = dst + c * n + i * W;
         const void *from = tw_elem(src, low, c);
 
-        if (low)
+        if (j->split)
+            (left ? k->pairs32_a : k->pairs32)((uint32_t *)to, from, ld, R, len, e.n);
+        else if (low)
             (left && !j->thin ? k->pairsw_a : k->pairsw)((uint32_t *)to, W, from, ld, R, len, e.n, true,
                     left ? 0 : 0x8000);
         else if (j->bf)
@@ -81,9 +87,9 @@ static void pack_a(void *arg, int64_t i, int thread)
 {
     const struct job *j = arg;
     const struct tw_gemm *g = j->g;
-    int64_t s = j->s0 + i * 16 / j->kc * j->kc, n = tw_min(j->kc, j->s1 - s);
+    int64_t s = j->s0 + i * j->unit / j->kc * j->kc, n = tw_min(j->kc, j->s1 - s);
 
-    pack_words(j, true, j->a + (s - j->s0) * g->m, s, i * 16 % j->kc, n, g->f.a, g->f.lda, g->m);
+    pack_words(j, true, j->a + (s - j->s0) * g->m, s, i * j->unit % j->kc, n, g->f.a, g->f.lda, g->m);
 }
 
 /* Asks for COLS columns of the tokens of the step at word S: they lie far from each other. */
@@ -92,7 +98,7 @@ static void ahead(const struct job *j, int64_t s, const void *src, int64_t ld, i
     struct step e = step_at(j, s);
     bool low = j->g->f.b16;
 
-    for (int64_t t = 0; t < tw_min(j->bf ? 32 : 16, e.n); t++)
+    for (int64_t t = 0; t < tw_min(j->bf || j->split ? 32 : 16, e.n); t++)
         for (int64_t c = 0; c < cols; c += low ? 32 : 16)
             __builtin_prefetch(tw_elem(src, low, (e.t + t) * ld + c));
 }
@@ -104,9 +110,9 @@ static void pack_b(const struct job *j, const struct item *t, int64_t s, int64_t
     int64_t cols = tw_min(t->p1 * 16, j->g->n) - t->p0 * 16;
 
     ahead(j, s, src, f->ldb, cols);
-    for (int64_t i = 0; i < n; i += 16) {
-        if (i + 16 < n)
-            ahead(j, s + i + 16, src, f->ldb, cols);
+    for (int64_t i = 0; i < n; i += j->unit) {
+        if (i + j->unit < n)
+            ahead(j, s + i + j->unit, src, f->ldb, cols);
         pack_words(j, false, t->b, s, i, n, src, f->ldb, cols);
     }
 }
@@ -172,7 +178,9 @@ static void block(const struct job *j, const struct item *t, int64_t r, int64_t 
     float *c = t->c + r * t->ld + p * 16;
     int R = (int)tw_min(j->mr, t->r1 - t->r0 - r), P = (int)tw_min(j->pr, t->p1 - t->p0 - p);
 
-    if (j->bf)
+    if (j->split)
+        k->mm32(c, t->ld, (const uint32_t *)a, (const uint32_t *)b, n * 16, n, false, R, P);
+    else if (j->bf)
         k->mm16(c, t->ld, (const uint32_t *)a, (const uint32_t *)b, n * 16, n, false, R, P);
     else
         k->mm(c, t->ld, a, R, b, n * 16, n, false, R, P);
@@ -240,7 +248,7 @@ static bool plan_steps(struct job *j)
         for (int64_t t = cut[i]; t < cut[i + 1]; t += 32)
             e[at++] = (struct step){ t, tw_min(32, cut[i + 1] - t) };
     j->step = e;
-    j->s = at * 16;
+    j->s = at * j->unit;
     return true;
 }
 
@@ -270,24 +278,26 @@ static int64_t plan(struct job *j)
 
 void tw_cpu_gemm_tokens(struct tw_cpu *d, const struct tw_gemm *g)
 {
-    struct job j = { .d = d, .g = g, .bf = g->low };
+    const struct tw_kern *k = d->k;
+    struct job j = { .d = d, .g = g, .bf = g->low, .split = !g->low && k->split };
     int64_t items, round;
 
-    j.thin = j.bf && d->k->outer && g->m % 8 == 0 && g->m <= THIN;
-    j.s = j.bf ? tw_up(g->f.s, j.thin ? 2 : 2 * d->k->unit16) / 2 : g->f.s;
-    j.mr = j.thin ? 8 : j.bf ? d->k->mr16 : d->k->mr;
-    j.pr = j.bf ? d->k->pr16 : d->k->pr;
-    j.kc = j.bf ? tw_min(KC, d->k->kc16) : KC;
+    j.thin = j.bf && k->outer && g->m % 8 == 0 && g->m <= THIN;
+    j.unit = j.split ? TW_STEP32 : 16;
+    j.s = j.bf ? tw_up(g->f.s, j.thin ? 2 : 2 * k->unit16) / 2 : g->f.s;
+    j.mr = j.thin ? 8 : j.bf ? k->mr16 : j.split ? k->mr32 : k->mr;
+    j.pr = j.bf ? k->pr16 : j.split ? k->pr32 : k->pr;
+    j.kc = j.split ? k->kc32 : j.bf ? tw_min(KC, k->kc16) : KC;
     if (j.thin)
         j.kc = THIN_KC;
-    if (j.bf && !j.thin && d->k->unit16 > 1 && !plan_steps(&j))
+    if ((j.split || (j.bf && !j.thin && k->unit16 > 1)) && !plan_steps(&j))
         return;
     items = plan(&j);
     round = tw_min(j.s, tw_max(1, A_WORDS / g->m / j.kc) * j.kc);
     j.a = tw_cpu_scratch(d, TW_SLOT_WT, (size_t)(round * g->m) * 4);
     for (j.s0 = 0; j.a && j.s0 < j.s; j.s0 = j.s1) {
         j.s1 = tw_min(j.s, j.s0 + round);
-        tw_cpu_run(d, (j.s1 - j.s0 + 15) / 16, pack_a, &j);
+        tw_cpu_run(d, (j.s1 - j.s0 + j.unit - 1) / j.unit, pack_a, &j);
         tw_cpu_run(d, items, item_job, &j);
     }
 }

@@ -1,0 +1,423 @@
+/* amx_f32.c - f32 products on the tile unit, which multiplies bf16 alone. A number is the sum of three
+ * of them, exactly: hi, what its upper half says; mid, what is missing, rounded; lo, what is missing
+ * then. Six of the nine products of two numbers' parts are added to the same sums, 32 numbers of k at
+ * a time: lo hi, mid hi, mid mid, hi mid, hi lo, hi hi. What is left out is below 2^-23 of a product
+ * and of either sign; and as the unit has two chains for even and odd k, sums are nearer to the true
+ * ones than a chain of fused multiply-adds is.
+ *
+ * What differs from that chain: the unit takes and gives no denormals, so that what is below 2^-126 is
+ * 0 and numbers below 2^-110 lose their last bits; and where an infinity meets a part that is 0 there
+ * is a NaN (never a finite number).
+ *
+ * A row or two of a product are bound by reading its weights, and to split them for so little would
+ * take longer. The same sums then come from vector instructions, bit by bit: of 32 numbers of k, each
+ * of the six products has a chain for even and one for odd k that begin at zero; the two are added,
+ * and that to the sum. (All splitting is done without denormals, so that it gives the same there.)
+ *
+ * What bounds it: 24 products of 16 cycles need 14 tile loads. Weights stay f32 in memory and are
+ * split for a block of the sum into the thread's own memory, where all rows pass them; A's parts come
+ * from L2. Splitting 32 numbers is 16 vector operations. */
+#include "nn/cpu/amx_priv.h"
+#if defined(__x86_64__)
+#include <string.h>
+
+#define AHEAD 512               /* panels come from L3 or memory: numbers to ask for L1 .. */
+#define AHEAD2 4096             /* .. and for L2 */
+#define FEW 2                   /* rows for which splitting weights does not pay */
+#define PART_WORDS 256          /* a part of 32 numbers of 16 rows or columns: a tile */
+
+/* Parts of 16 pairs, EVEN being the lower halves. */
+AMX static inline void split(__m512i part[3], __m512 even, __m512 odd)
+{
+    const __m512i upper = _mm512_set1_epi32((int)0xffff0000), half = _mm512_set1_epi32(0x8000);
+    const __mmask32 odds = 0xaaaaaaaa;
+    __m512i hi0 = _mm512_and_si512((__m512i)even, upper), hi1 = _mm512_and_si512((__m512i)odd, upper);
+    __m512 r0 = _mm512_sub_ps(even, (__m512)hi0), r1 = _mm512_sub_ps(odd, (__m512)hi1);
+    __m512i mid0 = _mm512_and_si512(_mm512_add_epi32((__m512i)r0, half), upper);
+    __m512i mid1 = _mm512_and_si512(_mm512_add_epi32((__m512i)r1, half), upper);
+    __m512i lo0 = (__m512i)_mm512_sub_ps(r0, (__m512)mid0), lo1 = (__m512i)_mm512_sub_ps(r1, (__m512)mid1);
+
+    part[0] = _mm512_mask_blend_epi16(odds, _mm512_srli_epi32(hi0, 16), hi1);
+    part[1] = _mm512_mask_blend_epi16(odds, _mm512_srli_epi32(mid0, 16), mid1);
+    part[2] = _mm512_mask_blend_epi16(odds, _mm512_srli_epi32(lo0, 16), lo1);
+}
+
+/* The same of 32 numbers of a row. */
+AMX static inline void split_row(uint32_t *dst, int64_t stride, __m512 a, __m512 b)
+{
+    const __m512i evens = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const __m512i odds = _mm512_add_epi32(evens, _mm512_set1_epi32(1));
+    __m512i part[3];
+
+    split(part, _mm512_permutex2var_ps(a, evens, b), _mm512_permutex2var_ps(a, odds, b));
+    for (int p = 0; p < 3; p++)
+        _mm512_storeu_si512(dst + p * stride, part[p]);
+}
+
+/* Neither takes nor gives denormals from here on, as the unit; returns what restore() wants. */
+static inline unsigned flush(void)
+{
+    unsigned was = _mm_getcsr();
+
+    _mm_setcsr(was | 0x8040);
+    __asm__ volatile("" : : : "memory");
+    return was;
+}
+
+static inline void restore(unsigned was)
+{
+    __asm__ volatile("" : : : "memory");
+    _mm_setcsr(was);
+}
+
+static inline uint32_t lanes(int64_t n)
+{
+    return n >= 32 ? ~0u : n <= 0 ? 0 : (1u << n) - 1;
+}
+
+/* dst[((i * 3 + p) * R + r) * 16 ..]: part P of numbers [32i, 32i + 32) of row r. */
+AMX static void pack32(uint32_t *dst, const float *src, int64_t ld, int R, int64_t s, int64_t k)
+{
+    unsigned was = flush();
+
+    for (int64_t i = 0; i < s; i += TW_STEP32, src += 32, k -= 32, dst += R * TW_STEP32) {
+        uint32_t some = lanes(k);
+
+        for (int r = 0; r < R; r++) {
+            const float *x = src + r * ld;
+
+            split_row(dst + r * 16, R * 16, _mm512_maskz_loadu_ps((__mmask16)some, x),
+                    _mm512_maskz_loadu_ps((__mmask16)(some >> 16), x + 16));
+        }
+    }
+    restore(was);
+}
+
+/* Sums that run down the rows: 16 columns at a time are turned. */
+AMX static void pairs32_a(uint32_t *dst, const float *src, int64_t ld, int R, int64_t s, int64_t k)
+{
+    const struct tw_kern *kern = &tw_kern_avx512bf16;
+    float turned[2][16 * 16];
+    unsigned was = flush();
+
+    for (int64_t i = 0; i < s; i += TW_STEP32, src += 32 * ld, k -= 32, dst += R * TW_STEP32)
+        for (int r = 0; r < R; r += 16) {
+            int n = R - r < 16 ? R - r : 16;
+
+            for (int h = 0; h < 2; h++)
+                kern->panel(turned[h], src + 16 * h * ld + r, ld, tw_max(0, tw_min(16, k - 16 * h)), n);
+            for (int x = 0; x < n; x++)
+                split_row(dst + (r + x) * 16, R * 16, _mm512_loadu_ps(turned[0] + x * 16),
+                        _mm512_loadu_ps(turned[1] + x * 16));
+        }
+    restore(was);
+}
+
+/* dst[(i * 3 + p) * 256 + q * 16 ..]: part P of rows 32i + 2q and the next. */
+AMX static void pairs32(uint32_t *dst, const float *src, int64_t ld, int R, int64_t s, int64_t k)
+{
+    __mmask16 cols = (__mmask16)lanes(R);
+    unsigned was = flush();
+    __m512i part[3];
+
+    for (int64_t i = 0; i < s; i += TW_STEP32, k -= 32, dst += 3 * PART_WORDS)
+        for (int q = 0; q < 16; q++, src += 2 * ld) {
+            __m512 even = _mm512_maskz_loadu_ps(2 * q < k ? cols : 0, src);
+            __m512 odd = _mm512_maskz_loadu_ps(2 * q + 1 < k ? cols : 0, src + ld);
+
+            split(part, even, odd);
+            for (int p = 0; p < 3; p++)
+                _mm512_storeu_si512(dst + p * PART_WORDS + q * 16, part[p]);
+        }
+    restore(was);
+}
+
+/* The products of two tiles of A (or one) and two of B (or one), which lie in turn in registers. A load
+ * comes as soon as the product before the last one of its register is under way. */
+#define MID_A(at)                                                                                  \
+    do {                                                                                           \
+        _tile_loadd(4, a + (at), 64);                                                              \
+        _tile_dpbf16ps(0, 4, 6);                                                                   \
+        if (two_panels)                                                                            \
+            _tile_dpbf16ps(1, 4, 7);                                                               \
+        if (two_rows) {                                                                            \
+            _tile_loadd(5, a + (at) + PART_WORDS, 64);                                             \
+            _tile_dpbf16ps(2, 5, 6);                                                               \
+            if (two_panels)                                                                        \
+                _tile_dpbf16ps(3, 5, 7);                                                           \
+        }                                                                                          \
+    } while (0)
+#define MID_B(at)                                                                                  \
+    do {                                                                                           \
+        _tile_loadd(6, b + (at), 64);                                                              \
+        _tile_dpbf16ps(0, 4, 6);                                                                   \
+        if (two_rows)                                                                              \
+            _tile_dpbf16ps(2, 5, 6);                                                               \
+        if (two_panels) {                                                                          \
+            _tile_loadd(7, b + bp + (at), 64);                                                     \
+            _tile_dpbf16ps(1, 4, 7);                                                               \
+            if (two_rows)                                                                          \
+                _tile_dpbf16ps(3, 5, 7);                                                           \
+        }                                                                                          \
+    } while (0)
+
+/* Splits N pairs of rows more. */
+AMX static inline __attribute__((always_inline)) void split_more(struct tw_split *x, int64_t n)
+{
+    __m512i part[3];
+
+    for (; n > 0 && x->left; n--) {
+        __builtin_prefetch(x->src + AHEAD);
+        __builtin_prefetch(x->src + AHEAD + 16);
+        __builtin_prefetch(x->src + AHEAD2, 0, 2);
+        __builtin_prefetch(x->src + AHEAD2 + 16, 0, 2);
+        split(part, _mm512_loadu_ps(x->src), _mm512_loadu_ps(x->src + 16));
+        for (int p = 0; p < 3; p++)
+            _mm512_storeu_si512(x->dst + p * PART_WORDS, part[p]);
+        x->src += 32;
+        x->dst += --x->left % 16 ? 16 : 16 + 2 * PART_WORDS;
+        if (!x->left && x->panels > 1) {
+            x->panels--;
+            x->left = x->pairs;
+            x->src += x->skip;
+        }
+    }
+}
+
+/* S words of a sum onto tiles 0..3, and PER pairs of rows split after each product of parts: one shape
+ * each, so that there are no branches but of those. */
+AMX static inline __attribute__((always_inline)) void add(const uint32_t *a, const uint32_t *b,
+        int64_t bp, int64_t s, int R, struct tw_split *split, int64_t per, const bool two_rows,
+        const bool two_panels)
+{
+    const int64_t mid = R * 16, lo = 2 * mid;
+    struct tw_split x = *split;
+
+    for (int64_t i = 0; i < s; i += TW_STEP32, a += R * TW_STEP32, b += 3 * PART_WORDS) {
+        _tile_loadd(6, b, 64);
+        if (two_panels)
+            _tile_loadd(7, b + bp, 64);
+        MID_A(lo);
+        split_more(&x, per);
+        MID_A(mid);
+        split_more(&x, per);
+        MID_B(PART_WORDS);
+        split_more(&x, per);
+        MID_A(0);
+        split_more(&x, per);
+        MID_B(2 * PART_WORDS);
+        split_more(&x, per);
+        MID_B(0);
+        split_more(&x, per);
+    }
+    *split = x;
+}
+
+AMX static void add_any(const uint32_t *a, const uint32_t *b, int64_t bp, int64_t s, int R, int P,
+        struct tw_split *x, int64_t per)
+{
+    unsigned was = flush();
+
+    __asm__ volatile("" : : : "memory");        /* tile loads name no memory as their input */
+    if (R > 16 && P > 1)
+        add(a, b, bp, s, R, x, per, true, true);
+    else if (R > 16)
+        add(a, b, bp, s, R, x, per, true, false);
+    else if (P > 1)
+        add(a, b, bp, s, R, x, per, false, true);
+    else
+        add(a, b, bp, s, R, x, per, false, false);
+    restore(was);
+}
+
+AMX static void zero(int R, int P)
+{
+    _tile_zero(0);
+    if (P > 1)
+        _tile_zero(1);
+    if (R > 16)
+        _tile_zero(2);
+    if (R > 16 && P > 1)
+        _tile_zero(3);
+}
+
+AMX static void store(float *c, int64_t ldc, int R, int P)
+{
+    _tile_stored(0, c, ldc * 4);
+    if (P > 1)
+        _tile_stored(1, c + 16, ldc * 4);
+    if (R > 16)
+        _tile_stored(2, c + 16 * ldc, ldc * 4);
+    if (R > 16 && P > 1)
+        _tile_stored(3, c + 16 * ldc + 16, ldc * 4);
+    __asm__ volatile("" : : "r"(c) : "memory");
+}
+
+AMX static void load(const float *c, int64_t ldc, int R, int P)
+{
+    __asm__ volatile("" : : "r"(c) : "memory");
+    _tile_loadd(0, c, ldc * 4);
+    if (P > 1)
+        _tile_loadd(1, c + 16, ldc * 4);
+    if (R > 16)
+        _tile_loadd(2, c + 16 * ldc, ldc * 4);
+    if (R > 16 && P > 1)
+        _tile_loadd(3, c + 16 * ldc + 16, ldc * 4);
+}
+
+AMX static void mm32(float *c, int64_t ldc, const uint32_t *a, const uint32_t *b, int64_t bp, int64_t s,
+        bool first, int R, int P)
+{
+    struct tw_split none = { .left = 0 };
+
+    tw_amx_config(R < 16 ? R : 16, R > 16 ? R - 16 : 0, P);
+    if (first)
+        zero(R, P);
+    else
+        load(c, ldc, R, P);
+    add_any(a, b, bp, s, R, P, &none, 0);
+    store(c, ldc, R, P);
+}
+
+/* Where the chain of a block of R rows begins; SUM is there for panels that are not whole. */
+AMX static void begin(const struct tw_whole *w, float *sum, int R, int P)
+{
+    if (!w->from) {
+        zero(R, P);
+    } else if (w->n == P * 16) {
+        load(w->from, w->ldf, R, P);
+    } else {
+        tw_kern_avx512bf16.epis(sum, 32, w->from, w->ldf, R, w->n, 1, NULL, NULL, 0);
+        load(sum, 32, R, P);
+    }
+}
+
+/* What is in the tiles, into C. */
+AMX static void finish(const struct tw_whole *w, float *sum, int R, int P)
+{
+    if (w->scale == 1 && !w->bias && !w->res && w->n == P * 16) {
+        store(w->c, w->ldc, R, P);
+        return;
+    }
+    store(sum, 32, R, P);
+    if (R == 32)
+        tw_amx_finish(w, sum);
+    else
+        tw_kern_avx512bf16.epis(w->c, w->ldc, sum, 32, R, w->n, w->scale, w->bias, w->res, w->ldres);
+}
+
+AMX static void whole32(const struct tw_whole *all, int P)
+{
+    float sum[32 * 32] __attribute__((aligned(64)));
+    struct tw_whole w = *all;
+    int64_t places = (w.rows + 31) / 32 * w.part[0].s / TW_STEP32 * 6;
+    int64_t per = (w.split.left * w.split.panels + places - 1) / places;
+    unsigned was;
+
+    memset(sum, 0, sizeof sum);
+    for (int64_t left = w.rows; left > 0; left -= 32, tw_whole_next(&w, 32)) {
+        int R = left < 32 ? (int)left : 32;
+
+        tw_amx_config(R < 16 ? R : 16, R > 16 ? R - 16 : 0, P);
+        tw_whole_ahead(&w, R);
+        begin(&w, sum, R, P);
+        for (int q = 0; q < w.parts; q++)
+            add_any(w.part[q].a, w.part[q].b, w.part[q].bp, w.part[q].s, R, P, &w.split, q ? 0 : per);
+        finish(&w, sum, R, P);
+    }
+    was = flush();
+    split_more(&w.split, INT64_MAX);
+    restore(was);
+}
+
+/* The parts of 32 numbers of a row, each as f32, even and odd ones apart. */
+AMX static void widen(float x[FEW][3][2][16], const uint32_t *a, int R)
+{
+    for (int p = 0; p < 3; p++)
+        for (int r = 0; r < R; r++) {
+            __m512i pair = _mm512_loadu_si512(a + (p * R + r) * 16);
+
+            _mm512_store_si512(x[r][p][0], _mm512_slli_epi32(pair, 16));
+            _mm512_store_si512(x[r][p][1], _mm512_and_si512(pair, _mm512_set1_epi32((int)0xffff0000)));
+        }
+}
+
+/* One panel and the first K of 32 numbers, onto C. */
+AMX static inline __attribute__((always_inline)) void few_step(float *c, int64_t ldc,
+        float x[FEW][3][2][16], const float *b, int64_t k, const bool whole, const int R)
+{
+    static const int of_a[6] = { 2, 1, 1, 0, 0, 0 }, of_b[6] = { 0, 0, 1, 1, 2, 0 };
+    const __m512i upper = _mm512_set1_epi32((int)0xffff0000), half = _mm512_set1_epi32(0x8000);
+    __m512 sum[FEW][6][2], part[3];
+
+#pragma GCC unroll 2
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 6
+        for (int i = 0; i < 6; i++)
+            sum[r][i][0] = sum[r][i][1] = _mm512_setzero_ps();
+    for (int q = 0; q < 16; q++)
+#pragma GCC unroll 2
+        for (int odd = 0; odd < 2; odd++) {
+            const float *from = b + (2 * q + odd) * 16;
+            __m512 all = whole || 2 * q + odd < k ? _mm512_loadu_ps(from) : _mm512_setzero_ps(), rest;
+
+            __builtin_prefetch(from + AHEAD);
+            __builtin_prefetch(from + AHEAD2, 0, 2);
+            part[0] = (__m512)_mm512_and_si512((__m512i)all, upper);
+            rest = _mm512_sub_ps(all, part[0]);
+            part[1] = (__m512)_mm512_and_si512(_mm512_add_epi32((__m512i)rest, half), upper);
+            part[2] = _mm512_sub_ps(rest, part[1]);
+#pragma GCC unroll 2
+            for (int r = 0; r < R; r++)
+#pragma GCC unroll 6
+                for (int i = 0; i < 6; i++)
+                    sum[r][i][odd] = _mm512_fmadd_ps(_mm512_set1_ps(x[r][of_a[i]][odd][q]), part[of_b[i]],
+                            sum[r][i][odd]);
+        }
+#pragma GCC unroll 2
+    for (int r = 0; r < R; r++) {
+        __m512 v = _mm512_loadu_ps(c + r * ldc);
+
+#pragma GCC unroll 6
+        for (int i = 0; i < 6; i++)
+            v = _mm512_add_ps(v, _mm512_add_ps(sum[r][i][0], sum[r][i][1]));
+        _mm512_storeu_ps(c + r * ldc, v);
+    }
+}
+
+AMX static void few32(float *c, int64_t ldc, const uint32_t *a, const float *b, int64_t bp, int64_t k,
+        bool first, int R, int P)
+{
+    float x[FEW][3][2][16] __attribute__((aligned(64)));
+    unsigned was = flush();
+
+    for (int r = 0; first && r < R; r++)
+        memset(c + r * ldc, 0, (size_t)P * 64);
+    for (; k > 0; k -= 32, b += 512, a += R * TW_STEP32) {
+        widen(x, a, R);
+        for (int p = 0; p < P; p++)
+            if (R == 1 && k >= 32)
+                few_step(c + p * 16, ldc, x, b + p * bp, k, true, 1);
+            else if (R == 1)
+                few_step(c + p * 16, ldc, x, b + p * bp, k, false, 1);
+            else
+                few_step(c + p * 16, ldc, x, b + p * bp, k, false, 2);
+    }
+    restore(was);
+}
+
+void tw_amx_f32(struct tw_kern *k)
+{
+    k->split = true;
+    k->mm32 = mm32;
+    k->whole32 = whole32;
+    k->few32 = few32;
+    k->few = FEW;
+    k->pack32 = pack32;
+    k->pairs32_a = pairs32_a;
+    k->pairs32 = pairs32;
+    k->mr32 = 32;
+    k->pr32 = 2;
+    k->kc32 = 288;
+}
+#endif

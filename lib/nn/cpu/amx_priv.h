@@ -1,0 +1,14 @@
+/* amx_priv.h - what bf16 and f32 products on the tile unit share: tiles 0..3 are sums of 32 rows and 2
+ * panels (0 and 1 of the first 16 rows), 4 and 5 are of A, 6 and 7 of B. */
+#ifndef TW_AMX_PRIV_H
+#define TW_AMX_PRIV_H
+#include "nn/cpu/cpu_priv.h"
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define AMX __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16,amx-tile,amx-bf16")))
+
+void tw_amx_config(int r0, int r1, int P);      /* for r0 and r1 rows of P panels */
+/* From SUM, where the tiles were stored, into C. */
+void tw_amx_finish(const struct tw_whole *w, const float *sum);
+#endif
+#endif

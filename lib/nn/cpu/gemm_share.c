@@ -1,0 +1,107 @@
+/* gemm_share.c - products whose A all threads pack and share, so that one thread reads a panel of weights
+ * once for up to SHARE_ROWS rows: for tiles, and where nothing else reads the packed rows. Those stay in
+ * L2, and panels pass through what is left of it. */
+#include "nn/cpu/gemm_priv.h"
+
+#define SHARE_ROWS 512
+#define SHARE_WORDS ((int64_t)320 << 10)
+
+struct share {
+    struct tw_prod j[TW_GEMM_GROUP];
+    struct tw_tile t;           /* the rows that are packed */
+    int64_t per, items[TW_GEMM_GROUP];  /* strips of an item, items of a product */
+};
+
+static void share_pack(void *arg, int64_t i, int thread)
+{
+    struct share *h = arg;
+    const struct tw_prod *j = h->j;
+    int64_t rows = h->t.r1 - h->t.r0, r = i * j->mr, r0 = h->t.r0 + r;
+
+    for (int64_t s = 0; s < j->s; s += j->kc) {
+        int64_t n = tw_min(j->kc, j->s - s);
+
+        tw_prod_pack_a(j, h->t.a + s * rows + r * n, &j->g->f, r0, tw_min(h->t.r1, r0 + j->mr), s, n);
+    }
+}
+
+static void share_item(void *arg, int64_t i, int thread)
+{
+    struct share *h = arg;
+    struct tw_tile t = h->t;
+    struct tw_strip e = { .packed = true, .fused = h->j->split || t.r1 - t.r0 >= h->j->mr };
+    struct tw_prod *j = h->j;
+    int64_t np;
+
+    while (i >= h->items[j - h->j])
+        i -= h->items[j++ - h->j];
+    t.c = (float *)j->d->own + (size_t)thread * TW_OWN_WORDS;
+    t.b = t.c + TW_OWN_WORDS - TW_B_WORDS;
+    np = tw_min((j->g->n + 15) / 16, (i + 1) * h->per * j->pr);
+    e.p1 = np;
+    for (e.p = i * h->per * j->pr; e.p < np; e.p += j->pr) {
+        e.np = (int)tw_min(j->pr, np - e.p);
+        e.c0 = e.p * 16;
+        e.n = tw_min(j->g->n - e.c0, e.np * 16);
+        tw_strip_run(j, &t, &e);
+    }
+}
+
+static int64_t strips_of(const struct tw_prod *j)
+{
+    return (j->g->n + j->pr * 16 - 1) / (j->pr * 16);
+}
+
+static bool shares(const struct tw_prod *j, const struct tw_gemm *g)
+{
+    return j->tiles && tw_in_panels(&g->f) && !g->nside && !g->nmore && g->n > 0 &&
+            g->m >= 64 && j->s > 0;
+}
+
+static bool share_open(struct share *h, struct tw_cpu *d, const struct tw_gemm *g, int n)
+{
+    const struct tw_kern *k = d->k;
+
+    for (int i = 0; i < n; i++) {
+        h->j[i] = tw_prod_of(d, &g[i]);
+        if (!shares(&h->j[i], &g[i]) || h->j[i].s != h->j->s || h->j[i].bf != h->j->bf)
+            return false;
+        h->j[i].kc = tw_prod_even(&h->j[i], h->j[i].split ? k->kc32 : k->kc16);
+        h->j[i].strips = true;
+    }
+    return true;
+}
+
+bool tw_share_fits(struct tw_cpu *d, const struct tw_gemm *g, int n)
+{
+    struct share h;
+
+    return share_open(&h, d, g, n);
+}
+
+bool tw_share_run(struct tw_cpu *d, const struct tw_gemm *g, int n)
+{
+    struct share h;
+    int64_t rows, most, items = 0;
+
+    if (!share_open(&h, d, g, n))
+        return false;
+    most = tw_max(64, tw_min(SHARE_ROWS, SHARE_WORDS / h.j->s));
+    rows = (g->m + most - 1) / most;
+    rows = tw_up((g->m + rows - 1) / rows, h.j->mr);
+    h.t = (struct tw_tile){ .ld = h.j->pr * 16,
+        .a = tw_cpu_scratch(d, TW_SLOT_SHARE, (size_t)(rows * h.j->s) * 4) };
+    if (!h.t.a)
+        return true;
+    h.per = tw_max(1, strips_of(h.j) / (8 * d->threads));
+    for (int i = 0; i < n; i++) {
+        h.items[i] = (strips_of(&h.j[i]) + h.per - 1) / h.per;
+        items += h.items[i];
+    }
+    for (h.t.r0 = 0; h.t.r0 < g->m; h.t.r0 = h.t.r1) {
+        h.t.r1 = tw_min(g->m, h.t.r0 + rows);
+        tw_cpu_run(d, (h.t.r1 - h.t.r0 + h.j->mr - 1) / h.j->mr, share_pack, &h);
+        tw_cpu_run(d, items, share_item, &h);
+    }
+    return true;
+}
