@@ -52,10 +52,15 @@ static int64_t strips_of(const struct tw_prod *j)
     return (j->g->n + j->pr * 16 - 1) / (j->pr * 16);
 }
 
+/* What is split is done sooner by items that pack rows for themselves, as long as they have room for many
+ * rows and the columns are not so many that each item reads them from memory. */
+#define SPLIT_COLS 4096
+#define SPLIT_WORDS 3456
+
 static bool shares(const struct tw_prod *j, const struct tw_gemm *g)
 {
-    return j->tiles && tw_in_panels(&g->f) && !g->nside && !g->nmore && g->n > 0 &&
-            g->m >= 64 && j->s > 0;
+    return j->tiles && tw_in_panels(&g->f) && !g->nside && !g->nmore && g->n > 0 && g->m >= 64 && j->s > 0 &&
+            (!j->split || g->n > SPLIT_COLS || j->s > SPLIT_WORDS);
 }
 
 static bool share_open(struct share *h, struct tw_cpu *d, const struct tw_gemm *g, int n)
