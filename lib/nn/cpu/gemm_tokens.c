@@ -27,6 +27,7 @@ struct job {
     struct tw_cpu *d;
     const struct tw_gemm *g;
     bool bf, split;             /* neither: f32 */
+    bool tiles;                 /* the tile unit does it, in steps of 32 tokens */
     int64_t unit;               /* words of a step */
     int64_t s, kc;              /* length of the sum and of a block, in words */
     int64_t s0, s1;             /* what is done now */
@@ -265,7 +266,10 @@ static int64_t plan(struct job *j)
         return j->nj;
     }
     j->nc = MOST_PANELS / unit * unit;
-    if (g->m * j->nc * 16 > TW_TILE_WORDS || np < 4 * threads * j->nc)
+    rows = (g->m * j->nc * 16 + TW_TILE_WORDS - 1) / TW_TILE_WORDS;
+    if (j->tiles)               /* A comes from L3: as many panels for it as leave work for all threads */
+        j->nc = tw_min(j->nc, tw_max(unit, np * rows / (4 * threads) / unit * unit));
+    else if (rows > 1 || np < 4 * threads * j->nc)
         j->nc = unit;
     rows = (g->m * j->nc * 16 + TW_TILE_WORDS - 1) / TW_TILE_WORDS;
     j->nj = (np + j->nc - 1) / j->nc;
@@ -290,7 +294,8 @@ void tw_cpu_gemm_tokens(struct tw_cpu *d, const struct tw_gemm *g)
     j.kc = j.split ? k->kc32 : j.bf ? tw_min(KC, k->kc16) : KC;
     if (j.thin)
         j.kc = THIN_KC;
-    if ((j.split || (j.bf && !j.thin && k->unit16 > 1)) && !plan_steps(&j))
+    j.tiles = j.split || (j.bf && !j.thin && k->unit16 > 1);
+    if (j.tiles && !plan_steps(&j))
         return;
     items = plan(&j);
     round = tw_min(j.s, tw_max(1, A_WORDS / g->m / j.kc) * j.kc);
