@@ -101,6 +101,41 @@ static void check_unset(struct help_dev *h, const struct head *r, struct tw_head
     drop(h->d, zero.data);
 }
 
+/* Rows without a gradient, whether they are asked for or not, change no bit of the gradients. */
+static void check_idle(struct help_dev *h, const struct head *r, struct tw_head a)
+{
+    struct { int32_t row[ROWS], target[ROWS]; float temp[ROWS], coef[ROWS], all[ROWS]; } q;
+    int64_t n = ON(mat_elems, r->V, r->D, TW_F32), T = r->T;
+    float *dw[2], *dh[2];
+
+    for (int some = 0; some < 2; some++) {
+        struct tw_mat m = help_mat(h->d, NULL, r->V, r->D, TW_F32);
+        struct tw_tensor g = help_tensor(h->d, NULL, T, r->D, r->D);
+
+        a.n = 0;
+        for (int i = 0; i < ROWS; i++) {
+            bool idle = i % 3 == 1;
+
+            if (idle && some)
+                continue;
+            q.row[a.n] = r->row[i], q.target[a.n] = r->target[i], q.temp[a.n] = r->temp[i];
+            q.coef[a.n] = idle ? 0 : r->coef[i];
+            q.all[a.n++] = idle ? 0 : r->all[i];
+        }
+        a.row = help_put(h->d, q.row, sizeof q.row), a.target = help_put(h->d, q.target, sizeof q.target);
+        a.temp = help_put(h->d, q.temp, sizeof q.temp), a.coef = help_put(h->d, q.coef, sizeof q.coef);
+        a.coef_mean = help_put(h->d, q.all, sizeof q.all);
+        a.dw = &m, a.dh = &g;
+        ON(head, &a);
+        dw[some] = help_get(h->d, m.data, n), dh[some] = help_tensor_get(h->d, &g);
+        drop(h->d, m.data), drop(h->d, g.data), drop(h->d, (void *)a.row), drop(h->d, (void *)a.target);
+        drop(h->d, (void *)a.temp), drop(h->d, (void *)a.coef), drop(h->d, (void *)a.coef_mean);
+    }
+    CHECK(help_same(dw[0], dw[1], (size_t)n * 4, "dw with rows that have no gradient"));
+    CHECK(help_same(dh[0], dh[1], (size_t)(T * r->D) * 4, "dh with rows that have no gradient"));
+    free(dw[0]), free(dw[1]), free(dh[0]), free(dh[1]);
+}
+
 static void head_on(struct help_dev *h, struct head *r, enum tw_dtype t, int slot)
 {
     struct tw_dev *d = h->d;
@@ -139,6 +174,7 @@ static void head_on(struct help_dev *h, struct head *r, enum tw_dtype t, int slo
     CHECK(help_agree(slot + 2, got, r->V * r->D, "dw", h->name));
     free(got);
     check_unset(h, r, a);
+    check_idle(h, r, a);
     drop(d, a.logp);                            /* forward only, one row at a time */
     a.logp = help_put(d, NULL, ROWS * 4);
     drop(d, (void *)a.coef);

@@ -1,7 +1,8 @@
 /* head.c - log-probabilities of targets, and the gradient in the same pass. Rows are taken in
  * chunks whose logits fit into HEAD_BYTES; row functions (stats, dsoftmax) look at one whole row of
  * logits, so chunks, threads and neighbours change nothing and pick() on the host gives the same
- * bits. */
+ * bits. Rows without a gradient come last: what W's is made of, and in which steps of its sum, does
+ * not depend on whether somebody asked for them. */
 #include <math.h>
 #include "nn/cpu/cpu_priv.h"
 
@@ -49,7 +50,9 @@ float tw_cpu_lse(float max, float sum)
 struct head_job {
     struct tw_cpu *d;
     const struct tw_head *h;
-    int64_t i0, n, V, D;        /* rows [i0, i0 + n) of those asked for */
+    const int32_t *at;          /* [all] which of those asked for are taken, in order */
+    int64_t all, i0, n, V, D;   /* now at[i0, i0 + n) */
+    bool back;                  /* they have gradients */
     float *z, *x, *dx;          /* logits [n, V], hidden states and their gradients [n, D] */
     int64_t *cut, ncut;         /* the chunk's sequences: [ncut + 1] rows where they begin */
 };
@@ -58,7 +61,7 @@ static void gather(void *arg, int64_t i, int thread)
 {
     struct head_job *j = arg;
 
-    memcpy(j->x + i * j->D, tw_row(j->h->h, j->h->row[j->i0 + i]), (size_t)j->D * 4);
+    memcpy(j->x + i * j->D, tw_row(j->h->h, j->h->row[j->at[j->i0 + i]]), (size_t)j->D * 4);
 }
 
 /* Mean of log softmax: sums in sixteen lanes, joined in order. */
@@ -78,7 +81,7 @@ static void head_row(void *arg, int64_t r, int thread)
 {
     struct head_job *j = arg;
     const struct tw_head *h = j->h;
-    int64_t i = j->i0 + r;
+    int64_t i = j->at[j->i0 + r];
     float *z = j->z + r * j->V, st[3], temp = h->temp ? h->temp[i] : 1, c, all;
 
     j->d->k->stats(st, z, j->V, temp, h->entropy != NULL);
@@ -87,7 +90,7 @@ static void head_row(void *arg, int64_t r, int thread)
         h->entropy[i] = (float)(log_of(st[1]) - (double)st[2] / st[1]);
     if (h->mean)
         h->mean[i] = mean_of(st, z, j->V, temp);
-    if (!h->coef)
+    if (!j->back)
         return;
     c = h->coef[i] / temp;
     all = h->coef_mean ? h->coef_mean[i] / temp : 0;
@@ -126,10 +129,10 @@ static void head_bwd(struct head_job *j)
 
     head_dx(j);
     for (int64_t r = 0; r < j->n; r++) {
-        int64_t i = j->i0 + r;
-        float *dh = tw_row(h->dh, h->row[i]), *dx = j->dx + r * j->D;
+        const int32_t *at = j->at + j->i0 + r;
+        float *dh = tw_row(h->dh, h->row[*at]), *dx = j->dx + r * j->D;
 
-        if (i > 0 && h->row[i - 1] == h->row[i])
+        if (at > j->at && h->row[at[-1]] == h->row[*at])
             j->d->k->add(dh, dx, j->D);
         else
             memcpy(dh, dx, (size_t)j->D * 4);
@@ -159,8 +162,8 @@ static void product(struct tw_cpu *d, float *z, const float *x, int64_t n, const
 static void next_chunk(struct head_job *j, int64_t most)
 {
     const int64_t *t0 = j->d->slot[TW_SLOT_CUT].p;
-    const int32_t *row = j->h->row + j->i0;
-    int64_t s = 0, last = 0, left = j->h->n - j->i0;
+    const int32_t *row = j->h->row, *at = j->at + j->i0;
+    int64_t s = 0, last = 0, left = j->all - j->i0;
 
     j->n = tw_min(most, left);
     j->ncut = 0;
@@ -170,40 +173,65 @@ static void next_chunk(struct head_job *j, int64_t most)
     for (int64_t i = 0; i < j->n; i++) {
         int64_t was = s;
 
-        while (s + 1 < j->d->ncut && row[i] >= t0[s + 1])
+        while (s + 1 < j->d->ncut && row[at[i]] >= t0[s + 1])
             s++;
         if (i && s != was)
             j->cut[++j->ncut] = last = i;
     }
-    if (j->n < left && (s + 1 == j->d->ncut || row[j->n] < t0[s + 1]))
+    if (j->n < left && (s + 1 == j->d->ncut || row[at[j->n]] < t0[s + 1]))
         j->n -= (j->n - last) % 32;
     if (j->n > last)
         j->cut[++j->ncut] = j->n;
 }
 
+/* The rows that are in AT. */
+static void head_rows(struct head_job *j, const int32_t *at, int64_t n, bool back, int64_t most)
+{
+    j->at = at;
+    j->all = n;
+    j->back = back;
+    for (j->i0 = 0; j->i0 < n; j->i0 += j->n) {
+        next_chunk(j, most);
+        tw_cpu_run(j->d, j->n, gather, j);
+        product(j->d, j->z, j->x, j->n, j->h->w);
+        tw_cpu_run(j->d, j->n, head_row, j);
+        if (back)
+            head_bwd(j);
+    }
+}
+
+/* Whether row I of those asked for has a gradient. */
+static bool moves(const struct tw_head *h, int64_t i)
+{
+    return h->coef && (h->coef[i] != 0 || (h->coef_mean && h->coef_mean[i] != 0));
+}
+
 void tw_cpu_head(struct tw_dev *dev, const struct tw_head *h)
 {
     struct tw_cpu *d = (struct tw_cpu *)dev;
-    int64_t V = h->w->rows, D = h->w->cols, rows = chunk_rows(tw_max(h->n, 1), V);
+    int64_t V = h->w->rows, D = h->w->cols, rows = chunk_rows(tw_max(h->n, 1), V), n = 0, rest;
     struct head_job j = { .d = d, .h = h, .V = V, .D = D };
+    int32_t *at;
 
     j.z = tw_cpu_scratch(d, TW_SLOT_Y, (size_t)rows * (size_t)V * 4);
     j.x = tw_cpu_scratch(d, TW_SLOT_X, 2 * (size_t)rows * (size_t)D * 4);
-    j.cut = tw_cpu_scratch(d, TW_SLOT_LIST, (size_t)(d->ncut + 2) * sizeof *j.cut);
+    j.cut = tw_cpu_scratch(d, TW_SLOT_LIST, (size_t)(d->ncut + 2) * sizeof *j.cut + (size_t)h->n * sizeof *at);
     if (!j.z || !j.x || !j.cut)
         return;
     j.dx = j.x + rows * D;
+    at = (int32_t *)(j.cut + d->ncut + 2);
     if (h->coef)
         for (int64_t t = 0; t < h->dh->rows; t++)
             memset(tw_row(h->dh, t), 0, (size_t)D * 4);
-    for (j.i0 = 0; j.i0 < h->n; j.i0 += j.n) {
-        next_chunk(&j, rows);
-        tw_cpu_run(d, j.n, gather, &j);
-        product(d, j.z, j.x, j.n, h->w);
-        tw_cpu_run(d, j.n, head_row, &j);
-        if (h->coef)
-            head_bwd(&j);
-    }
+    for (int64_t i = 0; i < h->n; i++)
+        if (moves(h, i))
+            at[n++] = (int32_t)i;
+    rest = n;
+    for (int64_t i = 0; i < h->n; i++)
+        if (!moves(h, i))
+            at[rest++] = (int32_t)i;
+    head_rows(&j, at, n, true, rows);
+    head_rows(&j, at + n, h->n - n, false, rows);
 }
 
 size_t tw_cpu_head_scratch(const struct tw_dev *d, int64_t n, int64_t V, int64_t D, int grads)
