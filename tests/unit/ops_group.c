@@ -131,10 +131,50 @@ static void group(void)
             group_on(h, i & 1 ? TW_BF16 : TW_F32, i & 2 ? 0.25f : 0, i < 4, i & 4);
 }
 
+/* A module with few outputs and an adapter: the rows of a long sum, alone and among others. */
+static void narrow_on(struct help_dev *h, enum tw_dtype t, int64_t few)
+{
+    enum { MANY = 70, LONG = 3700, OUT = 20, R = 16 };
+    float *w = help_rand(OUT * LONG, 1, 0.1f), *x = help_rand(MANY * LONG, 2, 1);
+    struct tw_mat m = help_mat(h->d, w, OUT, LONG, t);
+    struct tw_lora_run run = { .t1 = MANY, .a = put(h, R * LONG, 3, 0.1f), .b = put(h, OUT * R, 4, 0.2f),
+        .r = R, .scale = 2 };
+    struct tw_lora_ctx c = { .run = &run, .nrun = 1 };
+    float *got[2];
+
+    for (int i = 0; i < 2; i++) {
+        int64_t n = i ? few : MANY, t0[2] = { 0, n };
+        struct tw_tensor in = help_tensor(h->d, x, n, LONG, LONG), y = help_tensor(h->d, NULL, n, OUT, OUT);
+        struct tw_tensor hid = help_tensor(h->d, NULL, n, R, R);
+
+        run.t1 = n;
+        ON(begin, t, t0, 1);
+        ON(lora_linear, &y, &hid, &in, &m, NULL, NULL, &c);
+        got[i] = help_tensor_get(h->d, &y);
+        tw_ops(h->d)->free(h->d, in.data), tw_ops(h->d)->free(h->d, y.data);
+        tw_ops(h->d)->free(h->d, hid.data);
+    }
+    ON(begin, TW_F32, NULL, 0);
+    CHECK(help_same(got[0], got[1], (size_t)(few * OUT) * 4, h->name));
+    tw_ops(h->d)->free(h->d, m.data), tw_ops(h->d)->free(h->d, (void *)run.a);
+    tw_ops(h->d)->free(h->d, (void *)run.b);
+    free(w), free(x), free(got[0]), free(got[1]);
+}
+
+static void narrow(void)
+{
+    DEVS(h)
+        for (int64_t few = 1; few < 20; few += 5 + few) {
+            narrow_on(h, TW_F32, few);
+            narrow_on(h, TW_BF16, few);
+        }
+}
+
 int main(void)
 {
     help_open();
     RUN(group);
+    RUN(narrow);
     help_close();
     return test_end();
 }

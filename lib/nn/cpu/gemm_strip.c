@@ -54,12 +54,20 @@ static void side(const struct tw_prod *j, const struct tw_tile *t, const struct 
 
     for (int64_t p = 0; r0 < r1 && p * 16 < e->n; p++) {
         for (int64_t s = 0; s < words; s += kc) {
-            int64_t n = tw_min(kc, words - s), bp;
-            const float *b = tw_prod_pack_b(j, t, &e->f, e->n, p, 1, s, n, &bp);
+            int64_t n = tw_min(kc, words - s), len, bp;
 
-            for (int64_t r = from; r < r1; r += j->mr)
-                tw_prod_block(j, t->c + (r - t->r0) * 16, 16, a + s * rows + (r - t->r0) * n, b, bp,
-                        n, !s, (int)tw_min(j->mr, t->r1 - r), 1);
+            for (int64_t i = 0; i < n; i += len) {      /* few rows: their block is the whole sum */
+                const float *b;
+
+                len = tw_min(tw_prod_room(j, 1), n - i);
+                b = tw_prod_pack_b(j, t, &e->f, e->n, p, 1, s + i, len, &bp);
+                for (int64_t r = from; r < r1; r += j->mr) {
+                    int R = (int)tw_min(j->mr, t->r1 - r);
+
+                    tw_prod_block(j, t->c + (r - t->r0) * 16, 16, a + s * rows + (r - t->r0) * n + i * R,
+                            b, bp, len, !s && !i, R, 1);
+                }
+            }
         }
         j->d->k->epis(e->out + (r0 - e->f.r0) * e->ldo + p * 16, e->ldo,
                 t->c + (r0 - t->r0) * 16, 16, r1 - r0, tw_min(16, e->n - p * 16), e->scale, NULL,
