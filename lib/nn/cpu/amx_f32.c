@@ -330,21 +330,20 @@ AMX static void whole32(const struct tw_whole *all, int P)
     restore(was);
 }
 
-/* The parts of 32 numbers of a row, each as f32, even and odd ones apart. */
-AMX static void widen(float x[FEW][3][2][16], const uint32_t *a, int R)
+/* Each part as f32, even and odd ones of 32 numbers apart. */
+AMX static void wide32(float *x, const uint32_t *a, int R, int64_t s)
 {
-    for (int p = 0; p < 3; p++)
-        for (int r = 0; r < R; r++) {
-            __m512i pair = _mm512_loadu_si512(a + (p * R + r) * 16);
+    for (int64_t i = 0; i < s * R; i += 16, x += 32) {
+        __m512i pair = _mm512_loadu_si512(a + i);
 
-            _mm512_store_si512(x[r][p][0], _mm512_slli_epi32(pair, 16));
-            _mm512_store_si512(x[r][p][1], _mm512_and_si512(pair, _mm512_set1_epi32((int)0xffff0000)));
-        }
+        _mm512_storeu_si512(x, _mm512_slli_epi32(pair, 16));
+        _mm512_storeu_si512(x + 16, _mm512_and_si512(pair, _mm512_set1_epi32((int)0xffff0000)));
+    }
 }
 
-/* One panel and the first K of 32 numbers, onto C. */
+/* One panel and the first K of 32 numbers, onto C. X: parts of R rows. */
 AMX static inline __attribute__((always_inline)) void few_step(float *c, int64_t ldc,
-        float x[FEW][3][2][16], const float *b, int64_t k, const bool whole, const int R)
+        const float *x, const float *b, int64_t k, const bool whole, const int R)
 {
     static const int of_a[6] = { 2, 1, 1, 0, 0, 0 }, of_b[6] = { 0, 0, 1, 1, 2, 0 };
     const __m512i upper = _mm512_set1_epi32((int)0xffff0000), half = _mm512_set1_epi32(0x8000);
@@ -370,9 +369,11 @@ AMX static inline __attribute__((always_inline)) void few_step(float *c, int64_t
 #pragma GCC unroll 2
             for (int r = 0; r < R; r++)
 #pragma GCC unroll 6
-                for (int i = 0; i < 6; i++)
-                    sum[r][i][odd] = _mm512_fmadd_ps(_mm512_set1_ps(x[r][of_a[i]][odd][q]), part[of_b[i]],
-                            sum[r][i][odd]);
+                for (int i = 0; i < 6; i++) {
+                    __m512 row = _mm512_set1_ps(x[(of_a[i] * R + r) * 32 + odd * 16 + q]);
+
+                    sum[r][i][odd] = _mm512_fmadd_ps(row, part[of_b[i]], sum[r][i][odd]);
+                }
         }
 #pragma GCC unroll 2
     for (int r = 0; r < R; r++) {
@@ -385,16 +386,14 @@ AMX static inline __attribute__((always_inline)) void few_step(float *c, int64_t
     }
 }
 
-AMX static void few32(float *c, int64_t ldc, const uint32_t *a, const float *b, int64_t bp, int64_t k,
+AMX static void few32(float *c, int64_t ldc, const float *x, const float *b, int64_t bp, int64_t k,
         bool first, int R, int P)
 {
-    float x[FEW][3][2][16] __attribute__((aligned(64)));
     unsigned was = flush();
 
     for (int r = 0; first && r < R; r++)
         memset(c + r * ldc, 0, (size_t)P * 64);
-    for (; k > 0; k -= 32, b += 512, a += R * TW_STEP32) {
-        widen(x, a, R);
+    for (; k > 0; k -= 32, b += 512, x += R * 2 * TW_STEP32)
         for (int p = 0; p < P; p++)
             if (R == 1 && k >= 32)
                 few_step(c + p * 16, ldc, x, b + p * bp, k, true, 1);
@@ -402,7 +401,6 @@ AMX static void few32(float *c, int64_t ldc, const uint32_t *a, const float *b, 
                 few_step(c + p * 16, ldc, x, b + p * bp, k, false, 1);
             else
                 few_step(c + p * 16, ldc, x, b + p * bp, k, false, 2);
-    }
     restore(was);
 }
 
@@ -412,6 +410,7 @@ void tw_amx_f32(struct tw_kern *k)
     k->mm32 = mm32;
     k->whole32 = whole32;
     k->few32 = few32;
+    k->wide32 = wide32;
     k->few = FEW;
     k->pack32 = pack32;
     k->pairs32_a = pairs32_a;

@@ -126,9 +126,11 @@ struct tw_kern {
     void (*mm32)(float *c, int64_t ldc, const uint32_t *a, const uint32_t *b, int64_t bp, int64_t s,
             bool first, int R, int P);
     void (*whole32)(const struct tw_whole *w, int P);
-    /* mm32's bits, for few rows: B lies in panels of f32 and has K rows from here on. */
-    void (*few32)(float *c, int64_t ldc, const uint32_t *a, const float *b, int64_t bp, int64_t k,
+    /* mm32's bits, for few rows: B lies in panels of f32 and has K rows from here on. X: wide32 of S
+     * words of A, twice as many. */
+    void (*few32)(float *c, int64_t ldc, const float *x, const float *b, int64_t bp, int64_t k,
             bool first, int R, int P);
+    void (*wide32)(float *x, const uint32_t *a, int R, int64_t s);
     int few;                    /* what is few */
     void (*outer)(const struct tw_outer *o, int blocks);    /* 1 or 2 blocks of 8; NULL: none */
     /* dst[s * R + r] = src[r * ld + s]; pack16: pairs, columns at or past K are zero. */

@@ -70,7 +70,7 @@ void tw_prod_load(const struct tw_prod *j, const struct tw_tile *t, int64_t p, i
 struct tw_strip {
     int64_t p, c0, n;           /* its first panel; its columns */
     int64_t p1;                 /* behind the item's last panel */
-    const float *there;         /* of B, whose split is in half_of(half) */
+    const float *there;         /* of B, whose split is in half_of(half); of few rows of A, which are wide */
     int half;
     int np;
     bool packed;                /* further products are packed for the whole item */

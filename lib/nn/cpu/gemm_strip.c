@@ -210,9 +210,14 @@ static void strip_few(const struct tw_prod *j, const struct tw_tile *t, struct t
     const struct tw_factors *f = &j->g->f;
     int64_t at = tw_prod_at(j, s), k = tw_min(tw_prod_at(j, n), f->s - at);
     int rows = (int)(t->r1 - t->r0);
+    const float *a = t->a + s * rows;
+    float *x = t->c + rows * t->ld;
 
-    j->d->k->few32(t->c, t->ld, (const uint32_t *)t->a + s * rows, (const float *)f->b +
-            (e->p * f->s + at) * 16, f->s * 16, k, !s && !j->g->cont, rows, e->np);
+    if (e->there != a)
+        j->d->k->wide32(x, (const uint32_t *)a, rows, n);
+    e->there = a;
+    j->d->k->few32(t->c, t->ld, x, (const float *)f->b + (e->p * f->s + at) * 16, f->s * 16, k,
+            !s && !j->g->cont, rows, e->np);
 }
 
 static void strip_split(const struct tw_prod *j, const struct tw_tile *t, struct tw_strip *e, int64_t s,
@@ -377,6 +382,12 @@ static int64_t row_words(const struct tw_prod *j)
     return panels + (j->g->nmore ? bases * tw_min(most, TW_KC) + TW_KC : 0);
 }
 
+/* What of few rows' sums fits behind C as wide32 makes it. */
+static int64_t few_words(const struct tw_prod *j)
+{
+    return (TW_STRIP_WORDS / j->g->m - j->pr * 16) / (2 * TW_STEP32) * TW_STEP32;
+}
+
 int64_t tw_strip_plan(struct tw_prod *j)
 {
     const struct tw_gemm *g = j->g;
@@ -404,7 +415,8 @@ int64_t tw_strip_plan(struct tw_prod *j)
     j->nj = (np + j->nc - 1) / j->nc;
     j->few = j->split && g->m <= k->few;
     /* Few rows: the whole sum at once, so that a panel is read as one stream. */
-    j->kc = tw_prod_even(j, j->split && !j->few ? k->kc32 : g->m <= 32 ? j->s : j->bf ? k->kc16 : TW_KC);
+    j->kc = tw_prod_even(j, j->few ? few_words(j) : j->split ? k->kc32 : g->m <= 32 ? j->s :
+            j->bf ? k->kc16 : TW_KC);
     j->strips = true;
     j->sides = j->nj == 1;
     j->n = 1;
