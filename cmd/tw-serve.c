@@ -45,7 +45,8 @@ static const struct tw_opt table[] = {
     { "state", 0, TW_OSTR(struct tw_serve_opts, state), "DIR", NULL,
         "folder that outlives the server; without it all ends with it" },
     { "snapshot-every", 0, TW_OINT(struct tw_serve_opts, snapshot_every, 0, 1 << 20), "N", "8",
-        "optimiser steps of a model between snapshots of its state; 0: none" },
+        "optimiser steps of a model between snapshots of its state, more where those would take a "
+        "sixteenth of the time; 0: none" },
     { "session-timeout", 0, TW_ONUM(struct tw_serve_opts, session_timeout, 1, 1e9), "S", "1800",
         "seconds without a heartbeat until a session ends" },
     { "gap-timeout", 0, TW_ONUM(struct tw_serve_opts, gap_timeout, 0.1, 3600), "S", "30",

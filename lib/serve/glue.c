@@ -198,7 +198,7 @@ static void snapshot_came(void *arg, struct tw_mail *m)
     free(n);
 }
 
-/* On the engine's thread. */
+/* On a thread of the worker. */
 static int on_snapshot(void *arg, const char *model, int64_t seq, const char *path)
 {
     struct snapshot *n = tw_xcalloc(1, sizeof *n);

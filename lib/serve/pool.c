@@ -37,7 +37,7 @@ static int park(struct tw_worker *k, struct tw_pupil *p, struct tw_err *err)
 {
     char *path = tw_xasprintf("%s/%" PRId64 ".model", k->swap, ++k->files);
 
-    if (tw_pupil_write(k, p, path, false, err)) {
+    if (tw_pupil_write(p, path, false, err)) {
         free(path);
         return -1;
     }
@@ -120,6 +120,7 @@ void tw_pupil_free(struct tw_worker *k, struct tw_pupil *p)
         *at = p->next;
     if (p->swap)
         unlink(p->swap);
+    tw_kept_free(k->keeper, p->kept);
     tw_optim_close(p->optim);
     tw_adapter_close(p->a);
     tw_engine_close(&p->engine);

@@ -7,9 +7,7 @@
  */
 #include "base/io.h"
 #include "serve/worker_priv.h"
-#include <errno.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 static const char magic[8] = "TWPUPIL1";
 
@@ -18,49 +16,47 @@ struct head {
     int64_t weights, moments, gradient, updates, version, pending, seq, native;
 };
 
-static int put(FILE *fp, uint32_t *crc, const void *p, size_t n)
+size_t tw_pupil_bytes(const struct tw_pupil *p)
 {
-    *crc = tw_crc32c(*crc, p, n);
-    return n && fwrite(p, 1, n, fp) != n ? -1 : 0;
+    size_t nw = tw_adapter_bytes(p->a);
+
+    return sizeof(struct head) + nw * (p->pending > 0 ? 2 : 1) + (p->updates ? tw_optim_bytes(p->optim) : 0) +
+            sizeof p->nat;
 }
 
-int tw_pupil_write(struct tw_worker *k, const struct tw_pupil *p, const char *path, bool sync,
-        struct tw_err *err)
+void tw_pupil_image(const struct tw_pupil *p, void *to)
 {
     size_t nw = tw_adapter_bytes(p->a), nm = p->updates ? tw_optim_bytes(p->optim) : 0;
     struct head h = { .weights = (int64_t)nw, .moments = (int64_t)nm, .gradient = p->pending > 0,
         .updates = p->updates, .version = p->version, .pending = p->pending, .seq = p->seq,
         .native = sizeof p->nat };
-    char *buf = malloc((nw > nm ? nw : nm) + 1);
-    FILE *fp = fopen(path, "wbe");
-    uint32_t crc = 0;
-    int bad = !fp || !buf;
+    char *at = to;
 
     memcpy(h.magic, magic, sizeof magic);
-    if (!bad) {
-        bad |= put(fp, &crc, &h, sizeof h);
-        tw_adapter_get(p->a, false, buf);
-        bad |= put(fp, &crc, buf, nw);
-        if (p->pending > 0) {
-            tw_adapter_get(p->a, true, buf);
-            bad |= put(fp, &crc, buf, nw);
-        }
-        if (nm) {
-            tw_optim_get(p->optim, buf);
-            bad |= put(fp, &crc, buf, nm);
-        }
-        bad |= put(fp, &crc, &p->nat, sizeof p->nat);
-        bad |= fwrite(&crc, 1, sizeof crc, fp) != sizeof crc;
-        bad |= fflush(fp) != 0 || (sync && fsync(fileno(fp)));
+    memcpy(at, &h, sizeof h);
+    tw_adapter_get(p->a, false, at += sizeof h);
+    at += nw;
+    if (h.gradient) {
+        tw_adapter_get(p->a, true, at);
+        at += nw;
     }
-    if (bad)
-        tw_fail(err, path, 0, "cannot write the state of a model: %s", strerror(errno));
-    if (fp && fclose(fp) && !bad)
-        bad = tw_fail(err, path, 0, "cannot write the state of a model: %s", strerror(errno));
-    if (bad)
-        unlink(path);
-    free(buf);
-    return bad ? -1 : 0;
+    if (nm)
+        tw_optim_get(p->optim, at);
+    memcpy(at + nm, &p->nat, sizeof p->nat);
+}
+
+int tw_pupil_write(const struct tw_pupil *p, const char *path, bool sync, struct tw_err *err)
+{
+    size_t n = tw_pupil_bytes(p);
+    char *image = malloc(n);
+    int ret;
+
+    if (!image)
+        return tw_fail(err, path, 0, "no memory for the state of a model");
+    tw_pupil_image(p, image);
+    ret = tw_state_file(path, image, n, sync, err);
+    free(image);
+    return ret;
 }
 
 /* Whether the parts of a file are where its head says they are. */

@@ -76,6 +76,7 @@ struct tw_pupil *tw_verb_pupil(struct tw_worker *k, struct tw_work *w)
                     tw_pupil_read(k, p, w->create.from, &err);
         else if (w->create.from && w->create.optimizer)
             bad = tw_verb_moments(k, p, w->create.from, &err);
+        p->snapped = restore ? p->version : 0;
         if (!bad)
             return p;
     }
@@ -179,13 +180,42 @@ static int freeze(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w, st
     return -1;
 }
 
+/* What P holds, to the keeper; 0 also when that has no room, so that it stays due. */
+static int keep(struct tw_worker *k, struct tw_pupil *p, const char *path)
+{
+    size_t n = tw_pupil_bytes(p);
+    void *room = tw_keeper_room(k->keeper, n);
+
+    if (!room)
+        return 0;
+    tw_pupil_image(p, room);
+    p->kept = tw_keeper_add(k->keeper, room, n, p->id, p->seq, path);
+    p->snapped = p->version;
+    return 0;
+}
+
+/* Into its file, here and now. */
+static int keep_now(struct tw_worker *k, struct tw_pupil *p, const char *path, struct tw_err *err)
+{
+    int ret = p->own ? tw_full_snapshot(k, p, path, err) : tw_pupil_write(p, path, true, err);
+
+    if (!ret && p->own)
+        ret = tw_fsync_dir(p->dir, err);
+    if (!ret)
+        ret = k->o.snapshot(k->o.arg, p->id, p->seq, path);
+    p->snapped = p->version;
+    return ret;
+}
+
 int tw_pupil_snapshot(struct tw_worker *k, struct tw_pupil *p, bool wait, struct tw_err *err)
 {
-    char *path, *tmp;
+    char *path;
     int ret;
 
-    if (!p->dir || !k->o.snapshot)
+    if (!p->dir || !k->keeper || (p->kept && tw_kept_busy(k->keeper, p->kept, wait)))
         return 0;
+    tw_kept_free(k->keeper, p->kept);
+    p->kept = NULL;
     /* with the snapshot go the requests that would make those again */
     if ((ret = tw_snap_flush(k, p, wait || p->waits, err)) <= 0) {
         p->waits = true;
@@ -197,15 +227,8 @@ int tw_pupil_snapshot(struct tw_worker *k, struct tw_pupil *p, bool wait, struct
     if (p->own && p->pending)           /* its file has no gradient: what came since is done again */
         return 0;
     path = tw_xasprintf("%s/%" PRId64 ".state", p->dir, p->seq);
-    tmp = tw_xasprintf("%s.tmp", path);
-    ret = p->own ? tw_full_snapshot(k, p, path, err) : tw_pupil_write(k, p, tmp, true, err);
-    if (!ret && ((!p->own && rename(tmp, path)) || tw_fsync_dir(p->dir, err)))
-        ret = tw_fail(err, path, 0, "cannot put the state of a model in its place");
-    if (!ret)
-        ret = k->o.snapshot(k->o.arg, p->id, p->seq, path);
-    p->snapped = p->version;
+    ret = wait || p->own ? keep_now(k, p, path, err) : keep(k, p, path);
     free(path);
-    free(tmp);
     return ret;
 }
 
@@ -248,15 +271,13 @@ static int do_it(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w, str
 void tw_verb_done(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w)
 {
     struct tw_err err = { 0 };
-    /* A load's checkpoint may be deleted, so what was loaded is kept at once. */
-    bool due = (w->verb == TW_OPTIM_STEP && p->version - p->snapped >= k->o.snapshot_every) ||
-            w->verb == TW_LOAD || w->verb == TW_CREATE_FROM;
-    bool now = w->verb != TW_OPTIM_STEP;
+    /* its checkpoint may be deleted */
+    bool now = w->verb == TW_LOAD || w->verb == TW_CREATE_FROM;
 
     /* The result first: where there is a snapshot, there are the results of all that it holds. */
     tw_work_done(k, w);
-    if (due && k->o.snapshot_every)
-        tw_pupil_snapshot(k, p, now, &err);
+    if (now && k->o.snapshot_every)
+        tw_pupil_snapshot(k, p, true, &err);
 }
 
 void tw_verb_do(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w)

@@ -225,8 +225,8 @@ struct tw_worker_opts {
     bool full;                  /* one model may train all weights */
     int64_t snapshot_every;     /* optimiser steps; 0: never */
     /* A model's state up to and with request SEQ is in PATH (a file; of a whole model a folder), for
-     * TW_RESTORE with the same create arguments: on the engine thread. Older ones are the callee's to
-     * remove. */
+     * TW_RESTORE with the same create arguments: on a thread of the worker. Older ones are the callee's
+     * to remove. */
     int (*snapshot)(void *arg, const char *model, int64_t seq, const char *path);
     void *arg;
 };

@@ -258,6 +258,36 @@ static int wait(struct tw_worker *k, bool idle, struct tw_work **in, struct tw_w
     return stopping;
 }
 
+/* Of the time, snapshots that must not wait for an idle moment take a part of about this. */
+#define SNAPSHOT_PART 16
+
+/* A snapshot of the model whose last one is the oldest, when it is due; false: there was none to make. */
+static bool snapshot_turn(struct tw_worker *k, bool idle)
+{
+    struct tw_pupil *who = NULL;
+    int64_t most = k->o.snapshot_every - 1;
+    struct tw_err err = { 0 };
+    double t0 = tw_now(), t1;
+
+    if (!k->keeper || most < 0 || (!idle && t0 < k->next_snapshot))
+        return false;
+    for (struct tw_pupil *p = k->pupil; p; p = p->next)
+        if (p->dir && !p->swap && !p->fb && p->version - p->snapped > most &&
+                !(p->kept && tw_kept_busy(k->keeper, p->kept, false))) {
+            most = p->version - p->snapped;
+            who = p;
+        }
+    if (!who)
+        return false;
+    if (tw_pupil_snapshot(k, who, false, &err)) {
+        tw_notice("%s: the state of model %s was not saved: %s", err.place, who->id, err.msg);
+        who->snapped = who->version;    /* tried again when it is due again */
+    }
+    t1 = tw_now();
+    k->next_snapshot = t1 + SNAPSHOT_PART * (t1 - t0);
+    return who->snapped == who->version;
+}
+
 static void last_snapshots(struct tw_worker *k)
 {
     for (struct tw_pupil *p = k->pupil; k->o.snapshot_every && p; p = p->next) {
@@ -274,9 +304,9 @@ void *tw_worker_thread(void *worker)
     struct tw_worker *k = worker;
 
     for (;;) {
-        bool idle = !any_training(k) && !tw_gen_busy(k);
+        bool idle = !any_training(k) && !tw_gen_busy(k), more = snapshot_turn(k, idle);
         struct tw_work *in, *cancel, *next;
-        int stopping = wait(k, idle, &in, &cancel);
+        int stopping = wait(k, idle && !more, &in, &cancel);
 
         k->tick++;
         tw_arena_reset(&k->arena);

@@ -5,6 +5,7 @@
 #include "run/engine.h"
 #include "run/sampler.h"
 #include "serve/filer.h"
+#include "serve/keeper.h"
 #include "serve/work.h"
 #include <pthread.h>
 
@@ -34,6 +35,7 @@ struct tw_pupil {
     int64_t seq;                        /* of the last work that was done */
     int64_t snapped;                    /* version of the last snapshot */
     bool waits;                         /* the next one is due, and waited for files of frozen weights */
+    struct tw_kept *kept;               /* the last one, on its way into its file; NULL */
     struct tw_nat_state nat;
     uint64_t used;                      /* for the choice of whom to park */
     struct tw_work *head, *tail;
@@ -74,6 +76,8 @@ struct tw_worker {
     struct tw_engine engine;
     struct tw_sampler *sampler;
     struct tw_filer *filer;
+    struct tw_keeper *keeper;           /* NULL: there are no snapshots */
+    double next_snapshot;               /* not before then, unless there is nothing else to do */
     int64_t max_batch, kept;            /* samples at once; and for those who have none */
     size_t pass_bytes;                  /* of the activations of a pass over pass_tokens */
     int64_t pass_tokens;
@@ -114,8 +118,9 @@ void tw_work_fail(struct tw_worker *k, struct tw_work *w, const char *category,
 struct tw_who *tw_who_get(struct tw_worker *k, const char *name);
 
 /* state.c: a pupil's numbers as one file. What they were saved from must be what takes them back. */
-int tw_pupil_write(struct tw_worker *k, const struct tw_pupil *p, const char *path, bool sync,
-        struct tw_err *err);
+size_t tw_pupil_bytes(const struct tw_pupil *p);
+void tw_pupil_image(const struct tw_pupil *p, void *to);        /* what tw_state_file() is to write */
+int tw_pupil_write(const struct tw_pupil *p, const char *path, bool sync, struct tw_err *err);
 int tw_pupil_read(struct tw_worker *k, struct tw_pupil *p, const char *path, struct tw_err *err);
 /* First p->nat alone, which says what the moments are of. */
 int tw_pupil_peek(struct tw_pupil *p, const char *path, struct tw_err *err);
@@ -158,9 +163,9 @@ int tw_snap_flush(struct tw_worker *k, const struct tw_pupil *p, bool wait, stru
 void tw_verb_do(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w);
 /* Work that makes its model: NULL when W was done (failed) at once. */
 struct tw_pupil *tw_verb_pupil(struct tw_worker *k, struct tw_work *w);
-/* W, which is no longer in P's queue, went well: it is handed back, and P snapshot where that is due. */
+/* W, which is no longer in P's queue, went well: it is handed back, and P snapshot where that cannot wait. */
 void tw_verb_done(struct tw_worker *k, struct tw_pupil *p, struct tw_work *w);
-/* Where WAIT is false, it may be put off once until files of frozen weights are written. */
+/* Where WAIT is false, it may be put off, and what is taken gets into its file later. */
 int tw_pupil_snapshot(struct tw_worker *k, struct tw_pupil *p, bool wait, struct tw_err *err);
 
 /* What DIR's trainer/ says of the optimiser, into P; and P's own, into DIR. */
