@@ -34,12 +34,13 @@ struct few_arg {
 void cu_few(struct cu_dev *d, struct few_arg *a, enum few_mode mode);
 
 #ifdef __CUDACC__
-/* Sixteen bytes that are read once. */
+/* Sixteen bytes that are read once. Not as what nobody writes (.nc): the assembler moves step_wait() in front
+ * of such loads, and then weights are asked for when the kernel before has ended. */
 static __device__ __forceinline__ uint4 ld_once(const bf16 *p)
 {
     uint4 u;
 
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(u.x), "=r"(u.y), "=r"(u.z), "=r"(u.w) : "l"(p));
     return u;
 }
