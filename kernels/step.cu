@@ -454,7 +454,7 @@ static void choose_rows(struct tw_dev *dev, const struct tw_tensor *h, const int
 void cu_step_ops(struct tw_ops *o)
 {
     static const struct tw_step_ops step = { STEP_MAX, fits, begin, cu_step_embed, cu_step_linear,
-        cu_step_glu, cu_step_attn, cu_step_moe, cu_step_mla, cu_step_delta, choose, end };
+        cu_step_post, cu_step_glu, cu_step_attn, cu_step_moe, cu_step_mla, cu_step_delta, choose, end };
 
     o->choose = choose_rows;
     o->step = &step;

@@ -54,7 +54,9 @@ void *cu_step_buf(struct cu_dev *d, enum step_buf b, size_t n);
 void cu_step_close(struct cu_dev *d);
 
 /* step_lin.cu */
-void cu_step_embed(struct tw_dev *d, struct tw_tensor *x, const struct tw_mat *w);
+void cu_step_embed(struct tw_dev *d, struct tw_tensor *x, const struct tw_mat *w, float scale);
+void cu_step_post(struct tw_dev *d, struct tw_tensor *x, const struct tw_tensor *y, const float *norm,
+        float eps);
 void cu_step_linear(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor *x,
         const float *norm, float eps, const struct tw_step_w *w, int64_t n,
         const struct tw_tensor *res);

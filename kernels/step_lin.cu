@@ -212,8 +212,53 @@ void cu_step_logits(struct cu_dev *d, float *z, const struct tw_tensor *x, const
         cu_few(d, &a, LOGITS);
 }
 
+/* A row of x and of y each block, which are read twice, the second time from the cache. */
+static __global__ void __launch_bounds__(256) post_k(bf16 *x, int64_t ldx, const bf16 *y, int64_t ldy,
+        const float *norm, float off, float eps, int cols)
+{
+    __shared__ float part[8];
+    float sum = 0, v[8], n[8], a[8];
+
+    x += blockIdx.x * ldx;
+    y += blockIdx.x * ldy;
+    step_wait();
+    for (int c = threadIdx.x * 8; c < cols; c += 256 * 8) {
+        ldv<8>(v, y + c);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            sum = fmaf(v[i], v[i], sum);
+    }
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0)
+        part[threadIdx.x / 32] = sum;
+    __syncthreads();
+    sum = 0;
+    for (int i = 0; i < 8; i++)
+        sum += part[i];
+    sum = 1 / sqrtf(sum / (float)cols + eps);
+    for (int c = threadIdx.x * 8; c < cols; c += 256 * 8) {
+        ldv<8>(v, y + c);
+        ldv<8>(n, norm + c);
+        ldv<8>(a, x + c);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            a[i] += round_bf16(v[i] * sum * (n[i] + off));
+        stv<8>(x + c, a);
+    }
+}
+
+void cu_step_post(struct tw_dev *dev, struct tw_tensor *x, const struct tw_tensor *y, const float *norm,
+        float eps)
+{
+    struct cu_dev *d = cu(dev);
+
+    step_launch(d, post_k, dim3((unsigned)x->rows), 256, 0, 1, (bf16 *)x->data, x->ld, (const bf16 *)y->data,
+                y->ld, norm, cu_step_view(d)->norm_off, eps, (int)x->cols);
+    CU_DONE(d, "a norm behind a block");
+}
+
 template <class W> static __global__ void embed_k(bf16 *x, int64_t ld, const W *w,
-        const int32_t *id, int cols)
+        const int32_t *id, int cols, float scale)
 {
     const W *row = w + (int64_t)id[blockIdx.x] * cols;
 
@@ -221,20 +266,22 @@ template <class W> static __global__ void embed_k(bf16 *x, int64_t ld, const W *
         float v[8];
 
         ldv<8>(v, row + c);
+        for (int i = 0; scale != 0 && i < 8; i++)
+            v[i] = round_bf16(v[i]) * scale;
         stv<8>(x + blockIdx.x * ld + c, v);
     }
 }
 
-void cu_step_embed(struct tw_dev *dev, struct tw_tensor *x, const struct tw_mat *w)
+void cu_step_embed(struct tw_dev *dev, struct tw_tensor *x, const struct tw_mat *w, float scale)
 {
     struct cu_dev *d = cu(dev);
     const int32_t *id = cu_step_view(d)->id;
 
     if (w->dtype == TW_BF16)
         embed_k<<<(unsigned)x->rows, 128, 0, d->stream>>>((bf16 *)x->data, x->ld,
-                (const bf16 *)w->data, id, (int)x->cols);
+                (const bf16 *)w->data, id, (int)x->cols, scale);
     else
         embed_k<<<(unsigned)x->rows, 128, 0, d->stream>>>((bf16 *)x->data, x->ld,
-                (const float *)w->data, id, (int)x->cols);
+                (const float *)w->data, id, (int)x->cols, scale);
     CU_DONE(d, "embed");
 }

@@ -30,14 +30,13 @@ static void gqa_step(struct tw_stepper *s, const struct tw_layer *l)
     const struct tw_config *c = &s->m->cfg;
     const struct tw_step_w in[3] = { tw_step_w(s, l->w[TW_S_Q]), tw_step_w(s, l->w[TW_S_K]),
         tw_step_w(s, l->w[TW_S_V]) };
-    const struct tw_step_w out = tw_step_w(s, l->w[TW_S_O]);
     struct tw_step_attn a = tw_step_attn(s->m, l);
     struct tw_tensor qkv = tw_step_tensor(s, (c->nh + 2 * c->nkv) * c->hd);
     struct tw_tensor o = tw_step_tensor(s, c->nh * c->hd);
 
     s->ops->linear(s->m->dev, &qkv, &s->x, l->w[TW_S_NORM1]->w.data, a.eps, in, 3, NULL);
     s->ops->attn(s->m->dev, &o, &qkv, &a);
-    s->ops->linear(s->m->dev, &s->x, &o, NULL, 0, &out, 1, &s->x);
+    tw_step_into(s, &o, l->w[TW_S_O], l->w[TW_S_POST1]);
 }
 
 static void swiglu(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x,
@@ -56,12 +55,11 @@ static void swiglu_step(struct tw_stepper *s, const struct tw_layer *l)
 {
     const struct tw_config *c = &s->m->cfg;
     const struct tw_step_w gate = tw_step_w(s, l->w[TW_S_GATE]), up = tw_step_w(s, l->w[TW_S_UP]);
-    const struct tw_step_w down = tw_step_w(s, l->w[TW_S_DOWN]);
     struct tw_tensor h = tw_step_tensor(s, c->I);
 
     s->ops->glu(s->m->dev, &h, &s->x, l->w[TW_S_NORM2]->w.data, (float)c->eps, &gate, &up,
             (int)c->act);
-    s->ops->linear(s->m->dev, &s->x, &h, NULL, 0, &down, 1, &s->x);
+    tw_step_into(s, &h, l->w[TW_S_DOWN], l->w[TW_S_POST2]);
 }
 
 static void moe(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x, struct tw_var *out)

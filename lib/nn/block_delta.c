@@ -75,15 +75,14 @@ static struct tw_tensor part(const struct tw_tensor *x, int64_t at, int64_t n)
     return y;
 }
 
-static void delta_step(struct tw_stepper *s, const struct tw_layer *l)
+/* X as the rule takes it: qkv, z, b, a side by side. */
+static void rule_step(struct tw_stepper *s, const struct tw_layer *l, const struct tw_tensor *in)
 {
-    const struct tw_step_w in[4] = { tw_step_w(s, l->w[TW_S_INQKV]), tw_step_w(s, l->w[TW_S_INZ]),
-        tw_step_w(s, l->w[TW_S_INB]), tw_step_w(s, l->w[TW_S_INA]) };
     const struct tw_step_w out = tw_step_w(s, l->w[TW_S_OUT]);
     const float eps = (float)s->m->cfg.eps;
     struct tw_delta d = tw_delta_conf(&s->m->cfg);
     int64_t C = tw_delta_cols(&d), V = d.hv * d.dv;
-    struct tw_tensor x = tw_step_tensor(s, C + V + 2 * d.hv), y = tw_step_tensor(s, V);
+    struct tw_tensor x = *in, y = tw_step_tensor(s, V);
     struct tw_tensor qkv = part(&x, 0, C), z = part(&x, C, V), b = part(&x, C + V, d.hv);
     struct tw_tensor a = part(&x, C + V + d.hv, d.hv);
     struct tw_delta_step step = { .qkv = &qkv, .z = &z, .a = &a, .b = &b,
@@ -91,28 +90,74 @@ static void delta_step(struct tw_stepper *s, const struct tw_layer *l)
         .dt = l->w[TW_S_DTBIAS]->w.data, .norm = l->w[TW_S_GNORM]->w.data, .eps = eps };
 
     d.offset = l->kv_offset;
-    s->ops->linear(s->m->dev, &x, &s->x, l->w[TW_S_NORM1]->w.data, eps, in, 4, NULL);
     s->ops->delta(s->m->dev, &y, &step, &d);
     s->ops->linear(s->m->dev, &s->x, &y, NULL, 0, &out, 1, &s->x);
 }
 
-/* Of every q head in turn: its q, k, v and z, or its b and a. */
+static int64_t rule_cols(const struct tw_delta *d)
+{
+    return tw_delta_cols(d) + d->hv * d->dv + 2 * d->hv;
+}
+
+static void delta_step(struct tw_stepper *s, const struct tw_layer *l)
+{
+    const struct tw_step_w in[4] = { tw_step_w(s, l->w[TW_S_INQKV]), tw_step_w(s, l->w[TW_S_INZ]),
+        tw_step_w(s, l->w[TW_S_INB]), tw_step_w(s, l->w[TW_S_INA]) };
+    struct tw_delta d = tw_delta_conf(&s->m->cfg);
+    struct tw_tensor x = tw_step_tensor(s, rule_cols(&d));
+
+    s->ops->linear(s->m->dev, &x, &s->x, l->w[TW_S_NORM1]->w.data, (float)s->m->cfg.eps, in, 4, NULL);
+    rule_step(s, l, &x);
+}
+
+/* Of every q head in turn: its q, k, v and z, then its b and a, in two products. */
+enum { QKVZ = 4, BA = 2 };
+static void fused_split(struct tw_split *s, const struct tw_delta *d)
+{
+    int64_t R = d->hv / d->hk, V = R * d->dv, all = 2 * d->dk + 2 * V;
+    const struct tw_split of[QKVZ + BA] = { { { d->hk, d->dk, all, 0 }, 0 },
+        { { d->hk, d->dk, all, d->dk }, 0 },
+        { { d->hk, V, all, 2 * d->dk }, 0 }, { { d->hk, V, all, 2 * d->dk + V }, 1 },
+        { { d->hk, R, 2 * R, 0 }, 0 }, { { d->hk, R, 2 * R, R }, 1 } };
+
+    memcpy(s, of, sizeof of);
+}
+
 static void delta_fused(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x,
         struct tw_var *out)
 {
     struct tw_delta d = tw_delta_conf(&t->m->cfg);
-    int64_t R = d.hv / d.hk, V = R * d.dv, all = 2 * d.dk + 2 * V;
-    const struct tw_split qkvz[] = { { { d.hk, d.dk, all, 0 }, 0 }, { { d.hk, d.dk, all, d.dk }, 0 },
-        { { d.hk, V, all, 2 * d.dk }, 0 }, { { d.hk, V, all, 2 * d.dk + V }, 1 } };
-    const struct tw_split ba[] = { { { d.hk, R, 2 * R, 0 }, 0 }, { { d.hk, R, 2 * R, R }, 1 } };
+    struct tw_split split[QKVZ + BA];
     struct tw_var *n = tw_t_norm(t, x, l->w[TW_S_NORM1], t->m->cfg.D);
     struct tw_weight *w[] = { l->w[TW_S_INQKVZ], l->w[TW_S_INBA] };
     struct tw_var *y[2], *in[4];
 
+    fused_split(split, &d);
     tw_t_linears(t, n, w, 2, y);
-    tw_t_split(t, y[0], qkvz, 4, in, 2);
-    tw_t_split(t, y[1], ba, 2, in + 2, 2);
+    tw_t_split(t, y[0], split, QKVZ, in, 2);
+    tw_t_split(t, y[1], split + QKVZ, BA, in + 2, 2);
     rule(t, l, in, x, out);
+}
+
+static void delta_fused_step(struct tw_stepper *s, const struct tw_layer *l)
+{
+    const struct tw_step_w in[2] = { tw_step_w(s, l->w[TW_S_INQKVZ]), tw_step_w(s, l->w[TW_S_INBA]) };
+    struct tw_delta d = tw_delta_conf(&s->m->cfg);
+    int64_t wide = in[0].w->rows, at = 0;
+    struct tw_tensor y = tw_step_tensor(s, rule_cols(&d)), x = tw_step_tensor(s, rule_cols(&d));
+    struct tw_split split[QKVZ + BA];
+
+    fused_split(split, &d);
+    s->ops->linear(s->m->dev, &y, &s->x, l->w[TW_S_NORM1]->w.data, (float)s->m->cfg.eps, in, 2, NULL);
+    for (int i = 0; i < QKVZ + BA; i++) {
+        const struct tw_cols *c = &split[i].c;
+        struct tw_tensor to = part(&x, at, c->n * c->w);
+        struct tw_tensor from = i < QKVZ ? part(&y, 0, wide) : part(&y, wide, in[1].w->rows);
+
+        s->m->ops->cols(s->m->dev, &to, &from, c, false);
+        at += c->n * c->w;
+    }
+    rule_step(s, l, &x);
 }
 
 static const char *delta_lacks(const struct tw_ops *ops)
@@ -124,5 +169,5 @@ const struct tw_block tw_block_gated = { .name = "gated attention", .forward = g
     .kv = true, .lacks = gated_lacks };
 const struct tw_block tw_block_delta = { .name = "delta", .forward = delta, .step = delta_step,
     .rec = true, .lacks = delta_lacks };
-const struct tw_block tw_block_delta_fused = { .name = "delta", .forward = delta_fused, .rec = true,
-    .lacks = delta_lacks };
+const struct tw_block tw_block_delta_fused = { .name = "delta", .forward = delta_fused,
+    .step = delta_fused_step, .rec = true, .lacks = delta_lacks };

@@ -21,14 +21,14 @@ static void gqa_fused(struct tw_tape *t, const struct tw_layer *l, struct tw_var
 static void gqa_fused_step(struct tw_stepper *s, const struct tw_layer *l)
 {
     const struct tw_config *c = &s->m->cfg;
-    const struct tw_step_w in = tw_step_w(s, l->w[TW_S_QKV]), out = tw_step_w(s, l->w[TW_S_O]);
+    const struct tw_step_w in = tw_step_w(s, l->w[TW_S_QKV]);
     struct tw_step_attn a = tw_step_attn(s->m, l);
     struct tw_tensor qkv = tw_step_tensor(s, (c->nh + 2 * c->nkv) * c->hd);
     struct tw_tensor o = tw_step_tensor(s, c->nh * c->hd);
 
     s->ops->linear(s->m->dev, &qkv, &s->x, l->w[TW_S_NORM1]->w.data, a.eps, &in, 1, NULL);
     s->ops->attn(s->m->dev, &o, &qkv, &a);
-    s->ops->linear(s->m->dev, &s->x, &o, NULL, 0, &out, 1, &s->x);
+    tw_step_into(s, &o, l->w[TW_S_O], l->w[TW_S_POST1]);
 }
 
 static void swiglu_fused(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x,
@@ -42,6 +42,21 @@ static void swiglu_fused(struct tw_tape *t, const struct tw_layer *l, struct tw_
     tw_block_into(t, h, l->w[TW_S_DOWN], l->w[TW_S_POST2], x, out);
 }
 
+/* Gate and up are one module of adapters, so their product is one, and the unit is made of its halves. */
+static void swiglu_fused_step(struct tw_stepper *s, const struct tw_layer *l)
+{
+    const struct tw_step_w in = tw_step_w(s, l->w[TW_S_GATEUP]);
+    int64_t I = l->w[TW_S_DOWN]->w.cols;
+    struct tw_tensor y = tw_step_tensor(s, 2 * I), h = tw_step_tensor(s, I), gate = y, up = y;
+
+    s->ops->linear(s->m->dev, &y, &s->x, l->w[TW_S_NORM2]->w.data, (float)s->m->cfg.eps, &in, 1, NULL);
+    gate.cols = up.cols = I;
+    up.data = (char *)y.data + (size_t)I * tw_dtype_size(y.dtype);
+    s->m->ops->glu(s->m->dev, &h, &gate, &up, s->m->cfg.act);
+    tw_step_into(s, &h, l->w[TW_S_DOWN], l->w[TW_S_POST2]);
+}
+
 const struct tw_block tw_block_gqa_fused = { .name = "gqa_fused", .forward = gqa_fused,
     .step = gqa_fused_step, .kv = true };
-const struct tw_block tw_block_swiglu_fused = { .name = "swiglu_fused", .forward = swiglu_fused };
+const struct tw_block tw_block_swiglu_fused = { .name = "swiglu_fused", .forward = swiglu_fused,
+    .step = swiglu_fused_step };

@@ -42,7 +42,7 @@ static void mla_step(struct tw_stepper *s, const struct tw_layer *l)
     const struct tw_config *c = &s->m->cfg;
     const struct tw_mla_conf *a = &c->mla;
     const struct tw_step_w in[2] = { tw_step_w(s, l->w[TW_S_QA] ? l->w[TW_S_QA] : l->w[TW_S_Q]),
-        tw_step_w(s, l->w[TW_S_KVA]) }, out = tw_step_w(s, l->w[TW_S_O]);
+        tw_step_w(s, l->w[TW_S_KVA]) };
     struct tw_step_mla m = tw_step_mla(s->m, l);
     int64_t nq = in[0].w->rows;
     struct tw_tensor y = tw_step_tensor(s, nq + a->rkv + a->dr), q = y, lat = y;
@@ -60,7 +60,7 @@ static void mla_step(struct tw_stepper *s, const struct tw_layer *l)
         s->ops->linear(s->m->dev, &q, &low, l->w[TW_S_QANORM]->w.data, (float)LATENT_EPS, &b, 1, NULL);
     }
     s->ops->mla(s->m->dev, &o, &q, &lat, &m);
-    s->ops->linear(s->m->dev, &s->x, &o, NULL, 0, &out, 1, &s->x);
+    tw_step_into(s, &o, l->w[TW_S_O], l->w[TW_S_POST1]);
 }
 
 static const char *lacks(const struct tw_ops *ops)

@@ -15,6 +15,17 @@ struct tw_step_w tw_step_w(const struct tw_stepper *s, const struct tw_weight *w
         .module = s->lora ? w->module : -1 };
 }
 
+void tw_step_into(struct tw_stepper *s, const struct tw_tensor *h, const struct tw_weight *w,
+        const struct tw_weight *post)
+{
+    const struct tw_step_w one = tw_step_w(s, w);
+    struct tw_tensor y = post ? tw_step_tensor(s, w->w.rows) : s->x;
+
+    s->ops->linear(s->m->dev, &y, h, NULL, 0, &one, 1, post ? NULL : &s->x);
+    if (post)
+        s->ops->post(s->m->dev, &s->x, &y, post->w.data, (float)s->m->cfg.eps);
+}
+
 struct tw_step_attn tw_step_attn(const struct tw_model *m, const struct tw_layer *l)
 {
     const struct tw_config *c = &m->cfg;
@@ -64,7 +75,7 @@ static bool needs(struct need *n, const struct tw_model *m)
     for (int64_t i = 0; i < m->cfg.L; i++) {
         const struct tw_layer *l = &m->layer[i];
 
-        if (!l->mixer->block->step || !l->ffn->block->step)
+        if (!l->mixer->block->step || !l->ffn->block->step || (l->moe >= 0 && l->w[TW_S_POST2]))
             return false;
         need_mixer(n, m, l);
         if (l->moe < 0) {
@@ -82,12 +93,11 @@ static bool needs(struct need *n, const struct tw_model *m)
 bool tw_step_fits(const struct tw_model *m)
 {
     const struct tw_step_ops *ops = m->ops->step;
-    const struct tw_config *c = &m->cfg;
     struct need n;
 
     if (!ops || m->act != TW_BF16 || m->opts.dtype != TW_BF16 || !tw_state_kept(m))
         return false;
-    if (c->post_norms || c->embed_scale != 0 || m->record)      /* the fused ops know none */
+    if (m->record)              /* the fused ops leave no lists of experts */
         return false;
     return needs(&n, m) && ops->fits(m->dev, &n.n);
 }
@@ -111,10 +121,10 @@ static int reserve(struct tw_model *m, struct tw_err *err)
     int64_t attn = (3 * c->nh + 2 * c->nkv) * c->hd + c->nh * c->hd;
     int64_t mla = c->mla.rq + c->nh * (c->mla.dn + c->mla.dr + c->mla.dv) + c->mla.rkv + c->mla.dr;
     int64_t delta = 2 * c->lin.hk * c->lin.dk + 3 * c->lin.hv * c->lin.dv + 2 * c->lin.hv;
-    int64_t ffn = c->I + c->moe.shared + c->D + 8, wide = attn > mla ? attn : mla;
+    int64_t ffn = 3 * c->I + c->moe.shared + c->D + 8, wide = attn > mla ? attn : mla;
 
-    wide = wide > delta ? wide : delta;
-    wide = c->D + (wide > ffn ? wide : ffn);
+    wide = wide > 2 * delta ? wide : 2 * delta;
+    wide = 2 * c->D + (wide > ffn ? wide : ffn);
     return tw_stack_reserve(&m->stack, (size_t)(m->ops->step->max * wide) *
             tw_dtype_size(m->act) + 8192, err);
 }
@@ -159,7 +169,7 @@ static void walk(struct tw_model *m, const struct tw_step *st, int64_t rows)
 
     m->stack.top = 0;
     s.x = tw_stack_tensor(&m->stack, m->act, rows, m->cfg.D);
-    s.ops->embed(m->dev, &s.x, &m->global[TW_S_EMBED]->w);
+    s.ops->embed(m->dev, &s.x, &m->global[TW_S_EMBED]->w, (float)m->cfg.embed_scale);
     for (int64_t i = 0; i < m->cfg.L; i++) {
         size_t top = m->stack.top;
 

@@ -14,6 +14,9 @@ struct tw_stepper {
 /* An activation of the block that is being walked, dead at its end. */
 struct tw_tensor tw_step_tensor(struct tw_stepper *s, int64_t cols);
 struct tw_step_w tw_step_w(const struct tw_stepper *s, const struct tw_weight *w);
+/* x += h W^T, normalised by POST where that is not NULL. */
+void tw_step_into(struct tw_stepper *s, const struct tw_tensor *h, const struct tw_weight *w,
+        const struct tw_weight *post);
 struct tw_step_attn tw_step_attn(const struct tw_model *m, const struct tw_layer *l);
 struct tw_step_moe tw_step_moe(const struct tw_model *m, const struct tw_layer *l);
 struct tw_step_mla tw_step_mla(const struct tw_model *m, const struct tw_layer *l);     /* block_mla.c */

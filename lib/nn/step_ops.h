@@ -116,11 +116,15 @@ struct tw_step_ops {
     /* Takes the input. 0: the whole step has been replayed and its choices are filled; else the
      * rows that its tensors must have. -1: it failed (sync() says why). */
     int64_t (*begin)(struct tw_dev *d, const struct tw_step *s);
-    void (*embed)(struct tw_dev *d, struct tw_tensor *x, const struct tw_mat *w);
+    /* The tokens' embeddings, by scale (0: as they are). */
+    void (*embed)(struct tw_dev *d, struct tw_tensor *x, const struct tw_mat *w, float scale);
     /* y = the products of x with N matrices side by side (+ res, which may be y). */
     void (*linear)(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor *x,
             const float *norm, float eps, const struct tw_step_w *w, int64_t n,
             const struct tw_tensor *res);
+    /* x += rmsnorm(y), rounded in between. */
+    void (*post)(struct tw_dev *d, struct tw_tensor *x, const struct tw_tensor *y, const float *norm,
+            float eps);
     /* y = act(gate) * up, both products of x. */
     void (*glu)(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor *x, const float *norm,
             float eps, const struct tw_step_w *gate, const struct tw_step_w *up, int act);

@@ -10,8 +10,9 @@
 
 static struct tw_dev *dev;
 
-#define SIZES "\"vocab_size\":96,\"hidden_size\":128,\"intermediate_size\":192,\"hidden_act\":\"silu\"," \
-    "\"rms_norm_eps\":1e-6,\"max_position_embeddings\":4096,\"tie_word_embeddings\":false,"
+#define WIDTHS "\"vocab_size\":96,\"hidden_size\":128,\"intermediate_size\":192,\"rms_norm_eps\":1e-6," \
+    "\"max_position_embeddings\":4096,"
+#define SIZES WIDTHS "\"hidden_act\":\"silu\",\"tie_word_embeddings\":false,"
 #define LATENT "\"num_attention_heads\":4,\"num_key_value_heads\":4,\"kv_lora_rank\":64," \
     "\"qk_nope_head_dim\":32,\"qk_rope_head_dim\":16,\"v_head_dim\":32,\"moe_intermediate_size\":64," \
     "\"n_shared_experts\":2,\"first_k_dense_replace\":1,\"moe_layer_freq\":1,\"rope_theta\":10000,"
@@ -42,6 +43,23 @@ static const struct family {
     { "recurrent experts", "{\"model_type\":\"qwen3_5_moe_text\"," SIZES LINEAR
         "\"num_hidden_layers\":3,\"num_experts\":8,\"num_experts_per_tok\":2,"
         "\"moe_intermediate_size\":64,\"shared_expert_intermediate_size\":64}", 0 },
+    { "window", "{\"model_type\":\"gemma3_text\"," WIDTHS "\"tie_word_embeddings\":true,"
+        "\"hidden_activation\":\"gelu_pytorch_tanh\",\"num_hidden_layers\":3,\"num_attention_heads\":4,"
+        "\"num_key_value_heads\":1,\"head_dim\":64,\"query_pre_attn_scalar\":64,\"sliding_window\":40,"
+        "\"layer_types\":[\"sliding_attention\",\"full_attention\",\"sliding_attention\"],"
+        "\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"default\",\"rope_theta\":1000000.0},"
+        "\"sliding_attention\":{\"rope_type\":\"default\",\"rope_theta\":10000.0}}}", 0 },
+    { "window of qwen2", "{\"model_type\":\"qwen2\"," SIZES "\"num_hidden_layers\":3,\"num_attention_heads\":4,"
+        "\"num_key_value_heads\":2,\"use_sliding_window\":true,\"sliding_window\":40,"
+        "\"max_window_layers\":1,\"rope_theta\":10000.0}", 0 },
+    { "gate and up in one", "{\"model_type\":\"glm\"," SIZES "\"num_hidden_layers\":2,"
+        "\"num_attention_heads\":4,\"num_key_value_heads\":2,\"head_dim\":32,\"rope_theta\":10000.0}", 0 },
+    { "norms behind blocks", "{\"model_type\":\"glm4\"," SIZES "\"num_hidden_layers\":2,"
+        "\"num_attention_heads\":4,\"num_key_value_heads\":2,\"head_dim\":32,\"rope_theta\":10000.0}", 0 },
+    { "fused projections", "{\"model_type\":\"qwen3_next\"," SIZES LINEAR "\"num_hidden_layers\":3,"
+        "\"num_experts\":8,\"num_experts_per_tok\":2,\"moe_intermediate_size\":64,"
+        "\"shared_expert_intermediate_size\":64,\"norm_topk_prob\":true,\"decoder_sparse_step\":1,"
+        "\"mlp_only_layers\":[]}", 0 },
     { "room", "{\"model_type\":\"qwen3\"," SIZES "\"num_hidden_layers\":3,\"num_attention_heads\":4,"
         "\"num_key_value_heads\":2,\"head_dim\":32,\"rope_theta\":10000.0}", 16 },
 };
