@@ -2,12 +2,13 @@
  * dx = [dy | dh] [W / A] cost a step or two more of the summed index, where writing s h B^T into y
  * would read and write y once more. The factors are put beside the weights in BF16 by each forward
  * (they are small), and the small products read them there:
- *   shrink: h = x A^T behind x, dh = s dy B behind dy;   outer: dB = s dy^T h, dA = dh^T x
+ *   shrink: h = x A^T behind x;   back: dh = s dy B behind dy and dB = s dy^T h;   outer: dA = dh^T x
  * All by m16n8k16 with operands brought by cp.async; bound by reading x and dy. */
 #include "lora_wide.cuh"
 
-/* Up to MAX_RUNS runs from number *AT on, of N products that have the same ones. */
-static struct wruns runs_of(const struct tw_lora_one *one, int n, int64_t *at)
+/* Up to MAX_RUNS runs from number *AT on, of N products that have the same ones; DB: with the gradients
+ * of B, else of A. */
+static struct wruns runs_of(const struct tw_lora_one *one, int n, int64_t *at, bool db)
 {
     struct wruns q = {};
 
@@ -15,12 +16,14 @@ static struct wruns runs_of(const struct tw_lora_one *one, int n, int64_t *at)
     for (; *at < one[0].c->nrun && q.n < MAX_RUNS; (*at)++) {
         const struct tw_lora_run *r = &one[0].c->run[*at];
         struct wrun u = { (int32_t)r->t0, (int32_t)r->t1, q.tiles, (int32_t)r->r, (int32_t)r->slot,
-            (int32_t)cu_div(r->r, 8) * 8, r->scale, r->db };
+            (int32_t)cu_div(r->r, 8) * 8, {}, {} };
 
         if (r->t1 <= r->t0)
             continue;
-        for (int m = 0; m < n; m++)
-            u.da[m] = one[m].c->run[*at].da;
+        for (int m = 0; m < n; m++) {
+            u.scale[m] = one[m].c->run[*at].scale;
+            u.g[m] = db ? one[m].c->run[*at].db : one[m].c->run[*at].da;
+        }
         q.tiles += (int)cu_div(r->t1 - r->t0, TILE);
         if (u.cols > q.max_cols)
             q.max_cols = u.cols;
@@ -107,7 +110,7 @@ template <int NM> static void shrink_x(struct cu_dev *d, const struct tw_lora_on
             keep.p[m] = (bf16 *)one[m].h->data, keep.ld[m] = one[m].h->ld;
     }
     for (int64_t at = 0; at < one[0].c->nrun;) {
-        struct wruns q = runs_of(one, NM, &at);
+        struct wruns q = runs_of(one, NM, &at, false);
 
         if (q.n)
             CU_COLS(q.max_cols, launch(d, wide_shrink<RP, NM, true>, dim3((unsigned)q.tiles),
@@ -154,28 +157,79 @@ template <int NM, bool BY> static void outer(struct cu_dev *d, const struct tw_t
     CU_DONE(d, "lora outer");
 }
 
-/* dh behind dy, and dB, of product M. */
-static void back_dy(struct cu_dev *d, const struct tw_lora_one *one, int m, const struct tw_tensor *x)
+/* Of product M: where its h is, and s B behind its W. */
+static void inputs(struct places *h, struct places *b, int k, const struct tw_lora_one *one, int m,
+        const struct tw_tensor *x)
+{
+    h->p[k] = (bf16 *)x->data + x->cols + begins(one, m), h->ld[k] = x->ld;
+    if (one[m].h)
+        h->p[k] = (bf16 *)one[m].h->data, h->ld[k] = one[m].h->ld;
+    b->p[k] = (bf16 *)one[m].w->data + one[m].w->cols + begins(one, m), b->ld[k] = cu_ld(one[m].w);
+}
+
+/* dh behind dy, and dB, of product M one after the other, of the runs from number AT on: where ranks are
+ * so large that the shares of wide_back() would cost more than reading dy again. */
+static void back_twice(struct cu_dev *d, const struct tw_lora_one *one, int m, const struct tw_tensor *x,
+        int64_t at)
 {
     const struct tw_tensor *dy = one[m].y;
-    const struct tw_mat *w = one[m].w;
     struct places dh = {}, wb = {}, h = {}, none = {};
+    struct wruns q = runs_of(one + m, 1, &at, true);
 
     dh.p[0] = (bf16 *)dy->data + dy->cols, dh.ld[0] = dy->ld;
-    wb.p[0] = (bf16 *)w->data + w->cols + begins(one, m), wb.ld[0] = cu_ld(w);
-    h.p[0] = (bf16 *)x->data + x->cols + begins(one, m), h.ld[0] = x->ld;
-    if (one[m].h)
-        h.p[0] = (bf16 *)one[m].h->data, h.ld[0] = one[m].h->ld;
-    for (int64_t at = 0; at < one[m].c->nrun;) {
-        struct wruns q = runs_of(one + m, 1, &at);
+    inputs(&h, &wb, 0, one, m, x);
+    CU_COLS(q.max_cols, launch(d, wide_shrink<RP, 1, false>, dim3((unsigned)q.tiles),
+                sizeof(wstage<RP, false>) * STAGES, dh, none, (const bf16 *)dy->data, dy->ld, dy->cols,
+                wb, q));
+    CU_DONE(d, "lora shrink");
+    outer<1, true>(d, dy, h, q);
+}
 
-        if (!q.n)
-            continue;
-        CU_COLS(q.max_cols, launch(d, wide_shrink<RP, 1, false>, dim3((unsigned)q.tiles),
-                    sizeof(wstage<RP, false>) * STAGES, dh, none, (const bf16 *)dy->data, dy->ld,
-                    dy->cols, wb, q));
-        CU_DONE(d, "lora shrink");
-        outer<1, true>(d, dy, h, q);
+/* The same of all products of a group, each dy read once. */
+template <int RP> static void back_once(struct cu_dev *d, const struct tw_lora_one *one, int n,
+        const struct tw_tensor *x, const struct wruns &q)
+{
+    struct backs p = {};
+    int64_t T = x->rows, chunks = 0, most = T * (q.ranks / 8);
+
+    p.n = n;
+    for (int m = 0; m < n; m++) {
+        p.dy.p[m] = (bf16 *)one[m].y->data, p.dy.ld[m] = one[m].y->ld;
+        inputs(&p.h, &p.b, m, one, m, x);
+        p.cols[m] = one[m].y->cols;
+        p.col0[m + 1] = p.col0[m] + p.cols[m];
+        p.strip0[m + 1] = p.strip0[m] + (int)cu_div(p.cols[m], STRIP);
+        most = p.cols[m] * RP > most ? p.cols[m] * RP : most;
+    }
+    /* long chunks leave few shares, short ones work for every multiprocessor of any card */
+    for (p.chunk = CHUNK; p.chunk > 128 && p.strip0[n] * cu_div(T, p.chunk) < 256; p.chunk /= 2)
+        ;
+    for (int i = 0; i < q.n; i++)
+        chunks += cu_div(q.run[i].t1 - q.run[i].t0, p.chunk);
+    float *dh = (float *)cu_scratch(d, CU_S_PART, (size_t)((p.strip0[n] * T + chunks * p.col0[n]) * RP) * 4);
+    float *part = dh + p.strip0[n] * T * RP;
+    if (!dh)
+        return;
+    launch(d, wide_back<RP>, dim3((unsigned)p.strip0[n], (unsigned)chunks), sizeof(bstage<RP>), dh, part, T,
+            p, q);
+    wide_back_join<RP><<<dim3((unsigned)cu_div(most, 256), 2 * n), 256, 0, d->stream>>>(dh, part, T, p, q);
+    CU_DONE(d, "lora back");
+}
+
+static void back_dy(struct cu_dev *d, const struct tw_lora_one *one, int n, const struct tw_tensor *x)
+{
+    for (int64_t at = 0, from = 0; at < one[0].c->nrun; from = at) {
+        struct wruns q = runs_of(one, n, &at, true);
+
+        if (q.n && q.max_cols <= 8)
+            back_once<8>(d, one, n, x, q);
+        else if (q.n && q.max_cols <= 16)
+            back_once<16>(d, one, n, x, q);
+        else if (q.n && q.max_cols <= 32)
+            back_once<32>(d, one, n, x, q);
+        else
+            for (int m = 0; q.n && m < n; m++)
+                back_twice(d, one, m, x, from);
     }
 }
 
@@ -184,8 +238,7 @@ static void d_lora_wide_bwd(struct tw_dev *dev, struct tw_tensor *dx, bool add,
 {
     struct cu_dev *d = cu(dev);
 
-    for (int m = 0; m < n; m++)
-        back_dy(d, one, m, x);
+    back_dy(d, one, n, x);
     for (int m = n - 1; m >= 0; m--) {
         cu_linear_dx(d, dx, add, one[m].y, one[m].w, one[m].c->ranks);
         add = true;
@@ -201,7 +254,7 @@ static void d_lora_wide_da(struct tw_dev *dev, struct tw_lora_one *one, int n,
     for (int m = 0; m < n; m++)
         dh.p[m] = (bf16 *)one[m].y->data + one[m].y->cols, dh.ld[m] = one[m].y->ld;
     for (int64_t at = 0; at < one[0].c->nrun;) {
-        struct wruns q = runs_of(one, n, &at);
+        struct wruns q = runs_of(one, n, &at, false);
 
         if (q.n && n == 3)
             outer<3, false>(d, x, dh, q);

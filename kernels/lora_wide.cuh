@@ -70,8 +70,8 @@ static __global__ void __launch_bounds__(256) pack_kernel(const __grid_constant_
 
 struct wrun {
     int32_t t0, t1, tile0, r, slot, cols;       /* cols: those of its slot */
-    float scale;
-    float *db, *da[GROUP];
+    float scale[GROUP];
+    float *g[GROUP];            /* dB or dA, whichever is made */
 };
 
 struct wruns {
@@ -103,12 +103,12 @@ template <int N, bool ROWS> struct wstage {
     bf16 w[ROWS ? N : KT][ROWS ? XP : N + 8];
 };
 
-/* Operand B of 8 columns at n, 16 k at k. */
-template <int N, bool ROWS> static __device__ __forceinline__ void frag_b(uint32_t (&f)[2],
-        const wstage<N, ROWS> &s, int n, int k)
+/* Operand B of 8 columns at n, 16 k at k; W has rows of LD. */
+template <bool ROWS> static __device__ __forceinline__ void frag_b(uint32_t (&f)[2], const bf16 *w,
+        int ld, int n, int k)
 {
     int lane = threadIdx.x % 32;
-    const bf16 *p = ROWS ? &s.w[n + lane % 8][k + lane / 8 % 2 * 8] : &s.w[k + lane % 16][n];
+    const bf16 *p = w + (ROWS ? (n + lane % 8) * ld + k + lane / 8 % 2 * 8 : (k + lane % 16) * ld + n);
     uint32_t a = (uint32_t)__cvta_generic_to_shared(p);
 
     if (ROWS)
@@ -121,7 +121,7 @@ template <int N, bool ROWS> static __device__ __forceinline__ void frag_b(uint32
 
 /* acc[16 x N] of this warp += x tile (transposed when TRANS) times the small factor. */
 template <int N, bool ROWS, bool TRANS> static __device__ __forceinline__ void wstep(
-        float (&acc)[N / 8][4], const wstage<N, ROWS> &s)
+        float (&acc)[N / 8][4], const bf16 (*x)[XP], const bf16 *w)
 {
     int warp = threadIdx.x / 32;
 
@@ -129,10 +129,10 @@ template <int N, bool ROWS, bool TRANS> static __device__ __forceinline__ void w
     for (int k = 0; k < KT; k += 16) {
         uint32_t a[4], b[2];
 
-        frag_a<TRANS>(a, TRANS ? &s.x[k][warp * 16] : &s.x[warp * 16][k], XP);
+        frag_a<TRANS>(a, TRANS ? &x[k][warp * 16] : &x[warp * 16][k], XP);
 #pragma unroll
         for (int f = 0; f < N / 8; f++) {
-            frag_b<N, ROWS>(b, s, f * 8, k);
+            frag_b<ROWS>(b, w, ROWS ? XP : N + 8, f * 8, k);
             mma(acc[f], a, b[0], b[1]);
         }
     }
@@ -191,7 +191,7 @@ template <int RP, int NM, bool A> static __global__ void __launch_bounds__(128) 
         asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2));
         __syncthreads();
         load(i + STAGES - 1);
-        wstep<RP * NM, A, false>(acc, s[i % STAGES]);
+        wstep<RP * NM, A, false>(acc, s[i % STAGES].x, s[i % STAGES].w[0]);
     }
 #pragma unroll
     for (int f = 0; f < RP * NM / 8; f++)
@@ -259,7 +259,7 @@ template <int RP, int NM> static __global__ void __launch_bounds__(128) wide_out
         asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2));
         __syncthreads();
         load(n + STAGES - 1);
-        wstep<RP * NM, false, true>(acc, s[n % STAGES]);
+        wstep<RP * NM, false, true>(acc, s[n % STAGES].x, s[n % STAGES].w[0]);
     }
 #pragma unroll
     for (int f = 0; f < RP * NM / 8; f++)
@@ -286,16 +286,169 @@ template <bool BY> static __global__ void wide_join(const float *part, int64_t C
     for (int k = 0; k < q.n && i < C; k++) {
         const struct wrun &u = q.run[k];
         int64_t end = chunk + (u.t1 - u.t0 + CHUNK - 1) / CHUNK;
-        float *g = BY ? u.db : u.da[m], sum = 0;
+        float *g = u.g[m], sum = 0;
 
         if (r < u.r && g) {
 #pragma unroll 8
             for (int64_t c = chunk; c < end; c++)
                 sum += part[(c * C + i) * (rp * nm) + m * rp + r];
             if (BY)
-                g[i * u.r + r] += u.scale * sum;
+                g[i * u.r + r] += u.scale[m] * sum;
             else
                 g[r * C + i] += sum;
+        }
+        chunk = end;
+    }
+}
+
+/* ---- dh and dB from one reading of dy ---- */
+
+enum { PIECES = 4, STRIP = PIECES * KT, HELD = 4 };     /* columns of a block; tiles of h at a time */
+
+/* Up to GROUP products of one input: dy, s B behind W, h; strips and columns before each one's. */
+struct backs {
+    struct places dy, b, h;
+    int64_t cols[GROUP], col0[GROUP + 1];
+    int strip0[GROUP + 1], n, chunk;    /* chunk: tokens of a block */
+};
+
+template <int RP> struct bstage {
+    bf16 x[STAGES][TILE][XP];
+    bf16 h[HELD][TILE][RP + 8];
+    bf16 b[STRIP][RP + 8];
+};
+
+/* Tokens of chunk number N of those of all runs in a row. */
+static __device__ __forceinline__ const struct wrun &chunk_of(const struct wruns &q, int n, int chunk,
+        int *t0, int *t1)
+{
+    int i = 0;
+
+    for (int all; all = (q.run[i].t1 - q.run[i].t0 + chunk - 1) / chunk, n >= all; i++)
+        n -= all;
+    *t0 = q.run[i].t0 + n * chunk;
+    *t1 = min(*t0 + chunk, q.run[i].t1);
+    return q.run[i];
+}
+
+/* A block takes a strip of a product's columns and a chunk of tokens, tile by tile. Of a tile it makes
+ * the strip's share of dh = dy (s B),
+ *     dh[strip][t][r] = sum over the strip's columns of dy[t, c] s b[c, r],
+ * and adds to its share of dB in registers,
+ *     part[chunk][c][r] = sum over the chunk's tokens of dy[t, c] h[t, r].
+ * Bound by reading dy; the shares, 4 R (1 / STRIP + 1 / chunk) of its bytes, mostly stay in the L2 cache. */
+template <int RP> static __global__ void __launch_bounds__(128) wide_back(float *dh, float *part,
+        int64_t T, const __grid_constant__ struct backs p, const __grid_constant__ struct wruns q)
+{
+    extern __shared__ __align__(16) unsigned char smem[];
+    bstage<RP> &s = *(bstage<RP> *)smem;
+    int m = 0, t0, t1, warp = threadIdx.x / 32, lane = threadIdx.x % 32, strip = blockIdx.x;
+    const struct wrun &u = chunk_of(q, blockIdx.y, p.chunk, &t0, &t1);
+
+    while (m + 1 < p.n && strip >= p.strip0[m + 1])
+        m++;
+    const int64_t c0 = (int64_t)(strip - p.strip0[m]) * STRIP, C = p.cols[m];
+    int tiles = (t1 - t0 + TILE - 1) / TILE;
+    float db[PIECES][RP / 8][4] = {};
+
+    auto load = [&](int i) {
+        int tile = i / PIECES, piece = i % PIECES, t = t0 + tile * TILE;
+
+        if (tile < tiles) {
+            load_x(s.x[i % STAGES], p.dy.p[m], p.dy.ld[m], t, t1, c0 + piece * KT, C);
+            if (!piece)
+                load_k<RP>(s.h[tile % HELD], 0, p.h.p[m] + u.slot, p.h.ld[m], t, t1, u.cols);
+        }
+        copy_done();
+    };
+    for (int i = 0; i < PIECES; i++)
+        load_k<RP>(s.b + i * KT, 0, p.b.p[m] + u.slot, p.b.ld[m], c0 + i * KT, C, u.cols);
+    for (int i = 0; i < STAGES - 1; i++)
+        load(i);
+    for (int tile = 0; tile < tiles; tile++) {
+        float acc[RP / 8][4] = {};
+
+#pragma unroll
+        for (int piece = 0; piece < PIECES; piece++) {
+            int i = tile * PIECES + piece;
+
+            asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2));
+            __syncthreads();
+            load(i + STAGES - 1);
+            wstep<RP, false, false>(acc, s.x[i % STAGES], s.b[piece * KT]);
+            wstep<RP, false, true>(db[piece], s.x[i % STAGES], s.h[tile % HELD][0]);
+        }
+#pragma unroll
+        for (int f = 0; f < RP / 8; f++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                int t = t0 + tile * TILE + warp * 16 + lane / 4 + e * 8, r = f * 8 + lane % 4 * 2;
+
+                if (t < t1)
+                    *(float2 *)(dh + (strip * T + t) * RP + r) = make_float2(acc[f][2 * e],
+                            acc[f][2 * e + 1]);
+            }
+    }
+#pragma unroll
+    for (int i = 0; i < PIECES * RP / 8 * 2; i++) {
+        int piece = i / 2 / (RP / 8), f = i / 2 % (RP / 8), e = i % 2;
+        int64_t c = c0 + piece * KT + warp * 16 + lane / 4 + e * 8;
+
+        if (c < C)
+            *(float2 *)(part + ((int64_t)blockIdx.y * p.col0[p.n] + p.col0[m] + c) * RP + f * 8 +
+                    lane % 4 * 2) = make_float2(db[piece][f][2 * e], db[piece][f][2 * e + 1]);
+    }
+}
+
+/* Eight numbers of dh of product M: strips in order, rounded; zero in the slots of other adapters. */
+template <int RP> static __device__ __forceinline__ void join_dh(const float *dh, int64_t T, int m,
+        int64_t i, const struct backs &p, const struct wruns &q)
+{
+    int c = (int)(i % (q.ranks / 8)) * 8, k = 0;
+    int64_t t = i / (q.ranks / 8);
+    float sum[8] = {}, v[8];
+
+    while (k < q.n && (t < q.run[k].t0 || t >= q.run[k].t1))
+        k++;
+    if (k == q.n)
+        return;
+    int r = c - q.run[k].slot;
+    if (r >= 0 && r < q.run[k].cols)
+#pragma unroll 4
+        for (int strip = p.strip0[m]; strip < p.strip0[m + 1]; strip++) {
+            ldv<8>(v, dh + (strip * T + t) * RP + r);
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                sum[j] += v[j];
+        }
+    stv<8>(p.dy.p[m] + t * p.dy.ld[m] + p.cols[m] + c, sum);
+}
+
+/* blockIdx.y: a product's dB, the chunks of each run in order and the runs in order; behind those of all
+ * products their dh. */
+template <int RP> static __global__ void __launch_bounds__(256) wide_back_join(const float *dh,
+        const float *part, int64_t T, const __grid_constant__ struct backs p,
+        const __grid_constant__ struct wruns q)
+{
+    int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x, chunk = 0;
+    int m = blockIdx.y % p.n, r = (int)(i % RP);
+
+    if (blockIdx.y >= p.n) {
+        if (i < T * (q.ranks / 8))
+            join_dh<RP>(dh, T, m, i, p, q);
+        return;
+    }
+    i /= RP;
+    for (int k = 0; k < q.n && i < p.cols[m]; k++) {
+        const struct wrun &u = q.run[k];
+        int64_t end = chunk + (u.t1 - u.t0 + p.chunk - 1) / p.chunk;
+        float sum = 0;
+
+        if (r < u.r && u.g[m]) {
+#pragma unroll 8
+            for (int64_t c = chunk; c < end; c++)
+                sum += part[(c * p.col0[p.n] + p.col0[m] + i) * RP + r];
+            u.g[m][i * u.r + r] += u.scale[m] * sum;
         }
         chunk = end;
     }

@@ -130,6 +130,7 @@ static void wide(void)
         { 900, 256, { 64, 8, 128 }, { 32, 12 }, 0, 3, false, false },
         { 333, 192, { 320 }, { 64, 33 }, 0, 1, true, true },
         { 5, 64, { 64, 64, 64 }, { 4 }, 0, 3, false, false },
+        { 2600, 64, { 6144, 6144 }, { 16 }, 0, 2, false, false },
     };
 
     EACH(cases)
