@@ -196,7 +196,7 @@ static struct tw_ops make_ops(bool hopper)
     struct tw_ops o = {};
 
     o.name = "cuda";
-    o.low_act = o.sets = o.one_grad = true;
+    o.low_act = o.sets = o.plain = o.one_grad = true;
     o.alloc = d_alloc;
     o.free = d_free;
     o.put = d_put;

@@ -19,7 +19,7 @@ static void gqa(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x, s
     struct tw_weight *w[] = { l->w[TW_S_Q], l->w[TW_S_K], l->w[TW_S_V] };
     struct tw_var *y[3], *q, *k;        // [T, nh * hd], [T, nkv * hd] twice
 
-    tw_t_linears(t, n, w, 3, y);
+    tw_t_linears_joined(t, n, w, 3, y);
     q = tw_t_norm_rope(t, l, y[0], l->w[TW_S_QNORM], c->nh);
     k = tw_t_norm_rope(t, l, y[1], l->w[TW_S_KNORM], c->nkv);
     tw_block_into(t, tw_t_attn(t, l, q, k, y[2]), l->w[TW_S_O], l->w[TW_S_POST1], x, out);
@@ -46,7 +46,7 @@ static void swiglu(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x
     struct tw_weight *w[] = { l->w[TW_S_GATE], l->w[TW_S_UP] };
     struct tw_var *y[2], *h;            // gate, up [T, I]
 
-    tw_t_linears(t, n, w, 2, y);
+    tw_t_linears_joined(t, n, w, 2, y);
     h = w[0]->bias || w[1]->bias ? tw_t_glu(t, y[0], y[1]) : tw_t_glu_in(t, y[0], y[1]);
     tw_block_into(t, h, l->w[TW_S_DOWN], l->w[TW_S_POST2], x, out);
 }

@@ -385,6 +385,7 @@ struct tw_dev *tw_count_open(const struct tw_dev *dev, struct tw_err *err)
 
     c->ops = table;
     c->ops.low_act = tw_ops(dev)->low_act;
+    c->ops.plain = tw_ops(dev)->plain;
     c->ops.one_grad = tw_ops(dev)->one_grad;
     c->ops.low_in = tw_ops(dev)->low_in;
     if (tw_ops(dev)->lora_group) {      /* what is kept at one time follows from it */

@@ -134,6 +134,10 @@ struct tw_ops {
                                  * glu(); dgate and dup, where gate and up were; x and dy of linear(),
                                  * linear_dw() without a bias and adapters without dropout */
     bool sets;                  /* linear_dw() and head() know of gradients that are unset */
+    bool plain;                 /* a matrix is its rows, one behind the other: what follows it in memory, of
+                                 * as many columns and without room for adapters, may be taken as more
+                                 * rows of it by linear(), linear_dx() and linear_dw(), whose sums over
+                                 * rows then are one sum */
     bool one_grad;              /* embed_bwd() does, too, and adds to what head() made: look-ups of a tied
                                  * embedding have no gradient of their own */
 

@@ -268,3 +268,80 @@ void tw_t_linears(struct tw_tape *t, struct tw_var *x, struct tw_weight *const *
         op->at = c[0].at;
     }
 }
+
+/* Matrices that are taken as one of all their rows. */
+struct joined {
+    struct tw_mat w;
+    struct tw_weight *part[TW_GROUP];
+    int n;
+};
+
+/* Whether B's rows follow A's in memory. */
+static bool follows(const struct tw_mat *a, const struct tw_mat *b)
+{
+    return a->cols == b->cols && a->dtype == b->dtype &&
+            (char *)b->data == (char *)a->data + (size_t)(a->rows * a->cols) * tw_dtype_size(a->dtype);
+}
+
+static bool joinable(struct tw_tape *t, struct tw_weight *const *w, int n)
+{
+    for (int i = 0; i < n; i++) {
+        const struct tw_weight *a = w[i], *before = i ? w[i - 1] : NULL;
+
+        if (!t->ops->plain || a->bias || a->w.ext || tw_mat_count(&a->w) > 1 ||
+                tw_lora_ctx_of(t, a->module).nrun)
+            return false;
+        if (before && (!follows(&before->w, &a->w) || !before->dw.data != !a->dw.data ||
+                (a->dw.data && (!follows(&before->dw, &a->dw) || before->dw.unset != a->dw.unset))))
+            return false;
+    }
+    return true;
+}
+
+static void joined_back(struct tw_tape *t, struct tw_op *op)
+{
+    struct joined *j = op->more;
+    struct tw_mat dw = j->part[0]->dw;
+    bool add;
+    struct tw_tensor *dx = tw_var_grad(t, op->x, &add);
+
+    t->ops->linear_dx(t->dev, dx, add, &op->y->g, &j->w);
+    if (!dw.data)
+        return;
+    for (int i = 0; i < j->n; i++)          /* nobody writes a part alone */
+        assert(j->part[i]->dw.unset == dw.unset);
+    dw.rows = j->w.rows;
+    t->ops->linear_dw(t->dev, &dw, NULL, &op->y->g, &op->x->v);
+    for (int i = 0; i < j->n; i++)
+        j->part[i]->dw.unset = dw.unset;
+}
+
+void tw_t_linears_joined(struct tw_tape *t, struct tw_var *x, struct tw_weight *const *w, int n,
+        struct tw_var **y)
+{
+    struct joined *j;
+    struct tw_var *all;
+    struct tw_op *op;
+    int64_t at = 0;
+
+    assert(n <= TW_GROUP);
+    if (!joinable(t, w, n)) {
+        tw_t_linears(t, x, w, n, y);
+        return;
+    }
+    j = tw_arena_alloc(t->host, sizeof *j);
+    *j = (struct joined){ .w = w[0]->w, .n = n };
+    for (int i = 0; i < n; i++)
+        j->part[i] = w[i];
+    for (int i = 1; i < n; i++)
+        j->w.rows += w[i]->w.rows;
+    all = tw_var_new(t, x->v.rows, j->w.rows);
+    t->ops->linear(t->dev, &all->v, &x->v, &j->w, NULL, NULL);
+    for (int i = 0; i < n; i++) {
+        y[i] = tw_var_cols(t, all, at, w[i]->w.rows);
+        at += w[i]->w.rows;
+    }
+    op = tw_note(t, joined_back, all, x);
+    if (op)
+        op->more = j;
+}
