@@ -1,5 +1,6 @@
-/* norm.cu - RMSNorm over groups of n elements: rows of the residual stream, heads of q and k */
-#include "cu.cuh"
+/* norm.cu - RMSNorm over groups of n elements: rows of the residual stream; heads of q and k are
+ * norm_heads.cu's */
+#include "norm.cuh"
 
 /* ---- groups of any length: a block each. A group's row is g / gpr, and it begins at column
  * g % gpr * n. ---- */
@@ -33,50 +34,13 @@ norm_kernel(A *y, int64_t ldy, float *rstd, const A *x, int64_t ldx, const float
     }
 }
 
-/* ---- groups that fit into registers: L lanes hold E times 8 elements each ---- */
+/* ---- groups that fit into registers: a warp each, E times 8 elements a lane ---- */
 
-/* Rotates a head whose component i goes with i + n/2: that lane's partner is L/2 away. */
-template <int L> static __device__ __forceinline__ void rotate(float (&v)[8], const float *cos,
-        const float *sin, int lane, float sign)
+template <class A, int E> static __global__ void __launch_bounds__(256) norm_fast(A *y, const A *x,
+        const struct norm_arg q)
 {
-    const float s = lane < L / 2 ? -sign : sign;
-    const int at = lane % (L / 2) * 8;
-    float c[8], n[8];
-
-    ldv<8>(c, cos + at);
-    ldv<8>(n, sin + at);
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
-        float other = __shfl_xor_sync(~0u, v[j], L / 2, L);
-
-        v[j] = v[j] * c[j] + s * other * n[j];
-    }
-}
-
-template <int L> static __device__ __forceinline__ float lanes_sum(float x)
-{
-#pragma unroll
-    for (int o = L / 2; o; o >>= 1)
-        x += __shfl_xor_sync(~0u, x, o, L);
-    return x;
-}
-
-struct norm_arg {
-    int64_t ldx, ldy, lddx, groups;
-    int n, gpr;
-    float eps, off;
-    float *rstd;
-    const float *w, *cos, *sin;     /* cos NULL: no rotation */
-    const int32_t *pos;
-    float *part;                    /* backward: shares of dw, or NULL */
-    int add;
-};
-
-template <class A, int L, int E, bool ROPE> static __global__ void __launch_bounds__(256)
-norm_fast(A *y, const A *x, const struct norm_arg q)
-{
-    int64_t g = blockIdx.x * (int64_t)(256 / L) + threadIdx.x / L;
-    int lane = threadIdx.x % L;
+    int64_t g = blockIdx.x * (int64_t)8 + threadIdx.x / 32;
+    int lane = threadIdx.x % 32;
     bool there = g < q.groups;
     float v[E][8] = {}, sum = 0, r, w[8];
 
@@ -84,128 +48,134 @@ norm_fast(A *y, const A *x, const struct norm_arg q)
     y += g / q.gpr * q.ldy + g % q.gpr * q.n;
 #pragma unroll
     for (int e = 0; e < E; e++)
-        if (there && (e * L + lane) * 8 < q.n) {
-            ldv<8>(v[e], x + (e * L + lane) * 8);
+        if (there && (e * 32 + lane) * 8 < q.n) {
+            ldv<8>(v[e], x + (e * 32 + lane) * 8);
 #pragma unroll
             for (int j = 0; j < 8; j++)
                 sum = fmaf(v[e][j], v[e][j], sum);
         }
-    r = 1 / sqrtf(lanes_sum<L>(sum) / (float)q.n + q.eps);
+    r = 1 / sqrtf(lanes_sum<32>(sum) / (float)q.n + q.eps);
     if (there && !lane)
         q.rstd[g] = r;
 #pragma unroll
     for (int e = 0; e < E; e++) {
-        int i = (e * L + lane) * 8;
+        int i = (e * 32 + lane) * 8;
 
-        if (!ROPE && !(there && i < q.n))
+        if (!there || i >= q.n)
             continue;
         ldv<8>(w, q.w + i);
 #pragma unroll
         for (int j = 0; j < 8; j++)
             v[e][j] = v[e][j] * r * (w[j] + q.off);
-        if constexpr (ROPE) {
-            int64_t at = there ? (int64_t)q.pos[g / q.gpr] * (q.n / 2) : 0;
-
-            rotate<L>(v[e], q.cos + at, q.sin + at, lane, 1);
-        }
-        if (there)
-            stv<8>(y + i, v[e]);
+        stv<8>(y + i, v[e]);
     }
 }
 
-/* Each block takes groups with a stride, so that its lanes can add up dw as they go. */
-template <class A, int L, int E, bool ROPE, bool DW> static __global__ void __launch_bounds__(256)
-norm_bwd_fast(A *dx, const A *dy, int64_t lddy, const A *x, const struct norm_arg q)
+/* Eight of g = dy (w + off) and of x r, from what was read of dy, x and w. */
+template <class A> static __device__ __forceinline__ void terms(float (&g)[8], float (&v)[8],
+        const eight<A> &dy, const eight<A> &x, const float *w, float r, float off)
 {
-    enum { PER = 256 / L };
-    extern __shared__ float s[];        /* DW: [PER][n] */
-    int lane = threadIdx.x % L;
-    float dw[DW ? E : 1][8] = {};
+    float k[8];
 
-    for (int64_t g0 = blockIdx.x * (int64_t)PER; g0 < q.groups; g0 += (int64_t)gridDim.x * PER) {
-        int64_t g = g0 + threadIdx.x / L;
-        bool there = g < q.groups;
-        float v[E][8] = {}, d[E][8] = {}, w[8], sum = 0, r = there ? q.rstd[g] : 0;
-        const A *px = x + g / q.gpr * q.ldx + g % q.gpr * q.n;
-        const A *pd = dy + g / q.gpr * lddy + g % q.gpr * q.n;
-        A *po = dx + g / q.gpr * q.lddx + g % q.gpr * q.n;
+    ldv<8>(v, x.v);
+    ldv<8>(g, dy.v);
+    ldv<8>(k, w);
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        v[j] *= r;
+        g[j] *= k[j] + off;
+    }
+}
+
+/* dx = r * (g - x * r * mean(g * x * r)), g = dy * (w + off). Each block takes groups with a stride, so
+ * that its lanes can add up dw as they go. All that is read of a group is on its way at once and kept as it
+ * lies in memory: as floats it would leave room for one block a multiprocessor. */
+template <class A, int E, bool DW> static __global__ void
+__launch_bounds__(256, sizeof(A) == 2 && E <= 4 ? 2 : 1) norm_bwd_fast(A *dx, const A *dy, const A *x,
+        const struct norm_arg q)
+{
+    extern __shared__ float s[];        /* DW: [8][n] */
+    int lane = threadIdx.x % 32;
+    float dw[DW ? E : 1][8] = {}, v[8], g[8];
+
+    for (int64_t at = blockIdx.x * (int64_t)8 + threadIdx.x / 32; at < q.groups; at += gridDim.x * 8) {
+        const A *px = x + at / q.gpr * q.ldx + at % q.gpr * q.n;
+        const A *pd = dy + at / q.gpr * q.lddy + at % q.gpr * q.n;
+        A *po = dx + at / q.gpr * q.lddx + at % q.gpr * q.n;
+        eight<A> xs[E] = {}, ds[E] = {}, old[E] = {};
+        float r = q.rstd[at], sum = 0;
 
 #pragma unroll
         for (int e = 0; e < E; e++) {
-            int i = (e * L + lane) * 8;
+            int i = (e * 32 + lane) * 8;
 
-            if (there && i < q.n) {
-                ldv<8>(v[e], px + i);
-                ldv<8>(d[e], pd + i);
-            }
-            if constexpr (ROPE) {
-                int64_t at = there ? (int64_t)q.pos[g / q.gpr] * (q.n / 2) : 0;
-
-                rotate<L>(d[e], q.cos + at, q.sin + at, lane, -1);
-            }
-            if (i < q.n)
-                ldv<8>(w, q.w + i);
-#pragma unroll
-            for (int j = 0; j < 8; j++) {
-                v[e][j] *= r;
-                if (DW)
-                    dw[e][j] = fmaf(d[e][j], v[e][j], dw[e][j]);
-                d[e][j] *= i < q.n ? w[j] + q.off : 0;
-                sum = fmaf(d[e][j], v[e][j], sum);
-            }
-        }
-        sum = lanes_sum<L>(sum) / (float)q.n;
-#pragma unroll
-        for (int e = 0; e < E; e++) {
-            int i = (e * L + lane) * 8;
-
-            if (!there || i >= q.n)
+            if (i >= q.n)
                 continue;
+            xs[e] = eight_at(px + i);
+            ds[e] = eight_at(pd + i);
             if (q.add)
-                ldv<8>(w, po + i);
+                old[e] = eight_at(po + i);
+        }
+#pragma unroll
+        for (int e = 0; e < E; e++) {
+            int i = (e * 32 + lane) * 8;
+
+            if (i >= q.n)
+                continue;
+            if constexpr (DW) {
+                ldv<8>(v, xs[e].v);
+                ldv<8>(g, ds[e].v);
+#pragma unroll
+                for (int j = 0; j < 8; j++)
+                    dw[e][j] = fmaf(g[j], v[j] * r, dw[e][j]);
+            }
+            terms(g, v, ds[e], xs[e], q.w + i, r, q.off);
 #pragma unroll
             for (int j = 0; j < 8; j++)
-                d[e][j] = r * (d[e][j] - v[e][j] * sum) + (q.add ? w[j] : 0);
-            stv<8>(po + i, d[e]);
+                sum = fmaf(g[j], v[j], sum);
+        }
+        sum = lanes_sum<32>(sum) / (float)q.n;
+#pragma unroll
+        for (int e = 0; e < E; e++) {
+            int i = (e * 32 + lane) * 8;
+            float more[8];
+
+            if (i >= q.n)
+                continue;
+            terms(g, v, ds[e], xs[e], q.w + i, r, q.off);
+            ldv<8>(more, old[e].v);
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                g[j] = r * (g[j] - v[j] * sum) + more[j];
+            stv<8>(po + i, g);
         }
     }
     if constexpr (DW) {
 #pragma unroll
         for (int e = 0; e < E; e++)
-            if ((e * L + lane) * 8 < q.n)
-#pragma unroll
-                for (int j = 0; j < 8; j++)
-                    s[threadIdx.x / L * q.n + (e * L + lane) * 8 + j] = dw[e][j];
-        __syncthreads();
-        for (int c = threadIdx.x; c < q.n; c += 256) {
-            float sum = 0;
-
-            for (int k = 0; k < PER; k++)
-                sum += s[k * q.n + c];
-            q.part[(int64_t)blockIdx.x * q.n + c] = sum;
-        }
+            if ((e * 32 + lane) * 8 < q.n)
+                stv<8>(s + threadIdx.x / 32 * q.n + (e * 32 + lane) * 8, dw[e]);
+        norm_share(q, s, 8);
     }
 }
 
-/* Calls with the L and E that hold n; E is 0 where none does. */
+/* Calls with the E that holds n. */
 #define CU_LANES(n, ...)                                                                           \
     do {                                                                                           \
-        if ((n) == 64) { constexpr int L = 8, E = 1; __VA_ARGS__; }                                \
-        else if ((n) == 128) { constexpr int L = 16, E = 1; __VA_ARGS__; }                         \
-        else if ((n) <= 256) { constexpr int L = 32, E = 1; __VA_ARGS__; }                         \
-        else if ((n) <= 512) { constexpr int L = 32, E = 2; __VA_ARGS__; }                         \
-        else if ((n) <= 768) { constexpr int L = 32, E = 3; __VA_ARGS__; }                         \
-        else if ((n) <= 1024) { constexpr int L = 32, E = 4; __VA_ARGS__; }                        \
-        else if ((n) <= 1536) { constexpr int L = 32, E = 6; __VA_ARGS__; }                        \
-        else if ((n) <= 2048) { constexpr int L = 32, E = 8; __VA_ARGS__; }                        \
-        else { constexpr int L = 32, E = 10; __VA_ARGS__; }                                        \
+        if ((n) <= 256) { constexpr int E = 1; __VA_ARGS__; }                                      \
+        else if ((n) <= 512) { constexpr int E = 2; __VA_ARGS__; }                                 \
+        else if ((n) <= 768) { constexpr int E = 3; __VA_ARGS__; }                                 \
+        else if ((n) <= 1024) { constexpr int E = 4; __VA_ARGS__; }                                \
+        else if ((n) <= 1536) { constexpr int E = 6; __VA_ARGS__; }                                \
+        else if ((n) <= 2048) { constexpr int E = 8; __VA_ARGS__; }                                \
+        else { constexpr int E = 10; __VA_ARGS__; }                                                \
     } while (0)
 static const int64_t FAST = 2560;       /* the longest group that registers hold */
 
 /* Whether one kernel can normalise and rotate. */
 static bool rotates(int64_t n, const struct tw_rope *r)
 {
-    return r && !r->interleaved && r->rot == n && (n == 64 || n == 128 || n == 256);
+    return r && !r->interleaved && r->rot == n && cu_norm_is_heads(n);
 }
 
 static void norm(struct tw_dev *dev, struct tw_tensor *y, float *rstd, const struct tw_tensor *x,
@@ -218,20 +188,15 @@ static void norm(struct tw_dev *dev, struct tw_tensor *y, float *rstd, const str
     if (!groups)
         return;
     if (eight && n <= FAST) {
-        struct norm_arg q = { x->ld, y->ld, 0, groups, (int)n, (int)gpr, eps, off, rstd, w };
+        struct norm_arg q = { x->ld, y->ld, 0, 0, groups, (int)n, (int)gpr, eps, off, rstd, w };
 
         if (rope)
             q.cos = rope->cos, q.sin = rope->sin, q.pos = rope->pos;
-        CU_ACT(x->dtype, CU_LANES(n, {
-            unsigned grid = (unsigned)cu_div(groups, 256 / L);
-
-            if (E == 1 && rope)
-                norm_fast<A, L, E, E == 1><<<grid, 256, 0, d->stream>>>((A *)y->data,
-                        (const A *)x->data, q);
-            else
-                norm_fast<A, L, E, false><<<grid, 256, 0, d->stream>>>((A *)y->data,
-                        (const A *)x->data, q);
-        }));
+        if (cu_norm_is_heads(n))
+            cu_norm_heads(d, x->dtype, y->data, x->data, &q);
+        else
+            CU_ACT(x->dtype, CU_LANES(n, norm_fast<A, E><<<(unsigned)cu_div(groups, 8), 256, 0, d->stream>>>(
+                            (A *)y->data, (const A *)x->data, q)));
     } else {
         CU_ACT(x->dtype, CU_VEC(eight, norm_kernel<A, V><<<(unsigned)groups, 256, 0,
                     d->stream>>>((A *)y->data, y->ld, rstd, (const A *)x->data, x->ld, w, (int)n,
@@ -365,7 +330,25 @@ static void norm_dw(struct cu_dev *d, float *dw, const struct tw_tensor *dy,
     norm_dw_join<<<(unsigned)cu_div(n, 32), 1024, 0, d->stream>>>(dw, part, (int)n, PARTS);
 }
 
-enum { BLOCKS = 528 };          /* of norm_bwd_fast, whatever the card: the shares of dw */
+/* Groups of up to FAST by a warp each. */
+static void rows_bwd(struct cu_dev *d, struct tw_tensor *dx, const struct tw_tensor *dy,
+        const struct tw_tensor *x, const struct norm_arg &q)
+{
+    size_t smem = q.part ? 8 * (size_t)q.n * 4 : 0;
+    unsigned grid = (unsigned)cu_div(q.groups, 8);
+
+    CU_ACT(x->dtype, CU_LANES(q.n, {
+        const A *px = (const A *)x->data, *pd = (const A *)dy->data;
+
+        if (smem > 48 << 10)
+            CU_TRY(d, cudaFuncSetAttribute((const void *)norm_bwd_fast<A, E, true>,
+                        cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem));
+        if (q.part)
+            norm_bwd_fast<A, E, true><<<NORM_BLOCKS, 256, smem, d->stream>>>((A *)dx->data, pd, px, q);
+        else
+            norm_bwd_fast<A, E, false><<<grid, 256, 0, d->stream>>>((A *)dx->data, pd, px, q);
+    }));
+}
 
 static void norm_bwd(struct tw_dev *dev, struct tw_tensor *dx, bool add, float *dw,
         const struct tw_tensor *dy, const struct tw_tensor *x, const float *w, int64_t n,
@@ -378,37 +361,19 @@ static void norm_bwd(struct tw_dev *dev, struct tw_tensor *dx, bool add, float *
     if (!groups)
         return;
     if (eight && n <= FAST) {
-        struct norm_arg q = { x->ld, 0, dx->ld, groups, (int)n, (int)gpr, 0, off, (float *)rstd, w };
+        struct norm_arg q = { x->ld, 0, dy->ld, dx->ld, groups, (int)n, (int)gpr, 0, off, (float *)rstd, w };
 
         q.add = add;
         if (rope)
             q.cos = rope->cos, q.sin = rope->sin, q.pos = rope->pos;
-        if (dw && !(q.part = (float *)cu_scratch(d, CU_S_PART, (size_t)BLOCKS * (size_t)n * 4)))
+        if (dw && !(q.part = (float *)cu_scratch(d, CU_S_PART, (size_t)NORM_BLOCKS * (size_t)n * 4)))
             return;
-        CU_ACT(x->dtype, CU_LANES(n, {
-            constexpr bool R = E == 1;
-            const A *px = (const A *)x->data, *pd = (const A *)dy->data;
-            A *po = (A *)dx->data;
-            size_t smem = dw ? (size_t)(256 / L) * (size_t)n * 4 : 0;
-
-            if (smem > 48 << 10)
-                CU_TRY(d, cudaFuncSetAttribute((const void *)norm_bwd_fast<A, L, E, false, true>,
-                            cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem));
-            if (dw && rope && R)
-                norm_bwd_fast<A, L, E, R, true><<<BLOCKS, 256, smem, d->stream>>>(po, pd, dy->ld, px,
-                        q);
-            else if (dw)
-                norm_bwd_fast<A, L, E, false, true><<<BLOCKS, 256, smem, d->stream>>>(po, pd, dy->ld,
-                        px, q);
-            else if (rope && R)
-                norm_bwd_fast<A, L, E, R, false><<<4 * BLOCKS, 256, 0, d->stream>>>(po, pd, dy->ld, px,
-                        q);
-            else
-                norm_bwd_fast<A, L, E, false, false><<<4 * BLOCKS, 256, 0, d->stream>>>(po, pd,
-                        dy->ld, px, q);
-        }));
+        if (cu_norm_is_heads(n))
+            cu_norm_heads_bwd(d, x->dtype, dx->data, dy->data, x->data, &q);
+        else
+            rows_bwd(d, dx, dy, x, q);
         if (dw)
-            norm_dw_join<<<(unsigned)cu_div(n, 32), 1024, 0, d->stream>>>(dw, q.part, (int)n, BLOCKS);
+            norm_dw_join<<<(unsigned)cu_div(n, 32), 1024, 0, d->stream>>>(dw, q.part, (int)n, NORM_BLOCKS);
     } else {
         if (dw)                 /* before dx, which may be dy's memory */
             norm_dw(d, dw, dy, x, n, groups, rstd);
