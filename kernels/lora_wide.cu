@@ -57,12 +57,39 @@ static int64_t begins(const struct tw_lora_one *one, int m)
     return one->c->at + m * one->c->ranks;
 }
 
+/* Whether several weights lie one below the other, each with its room. */
+static bool adjoin(const struct tw_lora_one *one, int n)
+{
+    for (int m = 1; m < n; m++) {
+        const struct tw_mat *a = one[m - 1].w, *b = one[m].w;
+
+        if (a->cols != b->cols || a->ext != b->ext ||
+                (bf16 *)b->data != (bf16 *)a->data + (a->rows + a->ext) * cu_ld(a))
+            return false;
+    }
+    return n > 1;
+}
+
+/* Whether the gradients of their outputs lie in a row, too: with zeros where no rank is, dx is one
+ * product. */
+static bool in_a_row(const struct tw_lora_one *one, int n)
+{
+    for (int m = 1; m < n; m++) {
+        const struct tw_tensor *a = one[m - 1].y, *b = one[m].y;
+
+        if (a->ld != b->ld || (bf16 *)b->data != (bf16 *)a->data + a->cols + one[m - 1].w->ext)
+            return false;
+    }
+    return adjoin(one, n);
+}
+
 static void pack(struct cu_dev *d, const struct tw_lora_one *one, int n)
 {
     struct besides q = {};
     int64_t most = 0;
 
     q.ranks = (int)one[0].c->ranks;
+    q.below = adjoin(one, n) ? (int)one[0].w->ext : q.ranks;
     for (int m = 0; m < n; m++) {
         const struct tw_mat *w = one[m].w;
         const struct tw_lora_ctx *c = one[m].c;
@@ -82,7 +109,7 @@ static void pack(struct cu_dev *d, const struct tw_lora_one *one, int n)
             if (k == b->n && k < SLOTS)
                 b->f[b->n++] = { r->a, r->b, r->scale, (int)r->slot, (int)r->r };
         }
-        int64_t all = b->out * ((b->at + q.ranks) / 8) + q.ranks * (b->in / 8);
+        int64_t all = b->out * ((b->at + q.ranks) / 8) + q.below * (b->in / 8);
         if (all > most)
             most = all;
     }
@@ -185,14 +212,15 @@ static void back_twice(struct cu_dev *d, const struct tw_lora_one *one, int m, c
     outer<1, true>(d, dy, h, q);
 }
 
-/* The same of all products of a group, each dy read once. */
+/* The same of all products of a group, each dy read once; behind dy ROOM columns are written. */
 template <int RP> static void back_once(struct cu_dev *d, const struct tw_lora_one *one, int n,
-        const struct tw_tensor *x, const struct wruns &q)
+        const struct tw_tensor *x, const struct wruns &q, int64_t room)
 {
     struct backs p = {};
-    int64_t T = x->rows, chunks = 0, most = T * (q.ranks / 8);
+    int64_t T = x->rows, chunks = 0, most = T * (room / 8);
 
     p.n = n;
+    p.room = (int)room;
     for (int m = 0; m < n; m++) {
         p.dy.p[m] = (bf16 *)one[m].y->data, p.dy.ld[m] = one[m].y->ld;
         inputs(&p.h, &p.b, m, one, m, x);
@@ -216,29 +244,40 @@ template <int RP> static void back_once(struct cu_dev *d, const struct tw_lora_o
     CU_DONE(d, "lora back");
 }
 
-static void back_dy(struct cu_dev *d, const struct tw_lora_one *one, int n, const struct tw_tensor *x)
+/* dh and dB; returns whether what is left of the room behind dy is zero. */
+static bool back_dy(struct cu_dev *d, const struct tw_lora_one *one, int n, const struct tw_tensor *x)
 {
+    int64_t room = in_a_row(one, n) ? one[0].w->ext : one[0].c->ranks;
+    bool zero = room > one[0].c->ranks;
+
     for (int64_t at = 0, from = 0; at < one[0].c->nrun; from = at) {
         struct wruns q = runs_of(one, n, &at, true);
 
         if (q.n && q.max_cols <= 8)
-            back_once<8>(d, one, n, x, q);
+            back_once<8>(d, one, n, x, q, room);
         else if (q.n && q.max_cols <= 16)
-            back_once<16>(d, one, n, x, q);
+            back_once<16>(d, one, n, x, q, room);
         else if (q.n && q.max_cols <= 32)
-            back_once<32>(d, one, n, x, q);
-        else
-            for (int m = 0; q.n && m < n; m++)
-                back_twice(d, one, m, x, from);
+            back_once<32>(d, one, n, x, q, room);
+        for (int m = 0; q.n && q.max_cols > 32 && m < n; m++)
+            back_twice(d, one, m, x, from);
+        zero = zero && q.max_cols <= 32;
     }
+    return zero;
 }
 
 static void d_lora_wide_bwd(struct tw_dev *dev, struct tw_tensor *dx, bool add,
         struct tw_lora_one *one, int n, const struct tw_tensor *x)
 {
     struct cu_dev *d = cu(dev);
+    struct tw_mat all = *one[0].w;
 
-    back_dy(d, one, n, x);
+    if (back_dy(d, one, n, x)) {
+        for (int m = 1; m < n; m++)
+            all.rows += one[m].w->ext + one[m].w->rows;
+        cu_linear_dx(d, dx, add, one[0].y, &all, one[0].c->ranks);
+        return;
+    }
     for (int m = n - 1; m >= 0; m--) {
         cu_linear_dx(d, dx, add, one[m].y, one[m].w, one[m].c->ranks);
         add = true;

@@ -22,7 +22,7 @@ struct beside {                 /* one product's weight; columns [at, at + ranks
 
 struct besides {
     struct beside of[GROUP];
-    int ranks;
+    int ranks, below;               /* rows below each W that are written: A, then zeros */
 };
 
 /* The factor whose slot holds column C, or NULL. */
@@ -41,7 +41,7 @@ static __global__ void __launch_bounds__(256) pack_kernel(const __grid_constant_
     const struct beside &b = q.of[blockIdx.y];
     int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x;
     int wide = (b.at + q.ranks) / 8;
-    int64_t behind = b.out * wide, below = q.ranks * (b.in / 8);
+    int64_t behind = b.out * wide, below = q.below * (b.in / 8);
     float v[8] = {};
 
     if (i < behind) {
@@ -310,6 +310,7 @@ struct backs {
     struct places dy, b, h;
     int64_t cols[GROUP], col0[GROUP + 1];
     int strip0[GROUP + 1], n, chunk;    /* chunk: tokens of a block */
+    int room;                           /* columns behind dy that are written: dh, then zeros */
 };
 
 template <int RP> struct bstage {
@@ -404,8 +405,8 @@ template <int RP> static __global__ void __launch_bounds__(128) wide_back(float 
 template <int RP> static __device__ __forceinline__ void join_dh(const float *dh, int64_t T, int m,
         int64_t i, const struct backs &p, const struct wruns &q)
 {
-    int c = (int)(i % (q.ranks / 8)) * 8, k = 0;
-    int64_t t = i / (q.ranks / 8);
+    int c = (int)(i % (p.room / 8)) * 8, k = 0;
+    int64_t t = i / (p.room / 8);
     float sum[8] = {}, v[8];
 
     while (k < q.n && (t < q.run[k].t0 || t >= q.run[k].t1))
@@ -434,7 +435,7 @@ template <int RP> static __global__ void __launch_bounds__(256) wide_back_join(c
     int m = blockIdx.y % p.n, r = (int)(i % RP);
 
     if (blockIdx.y >= p.n) {
-        if (i < T * (q.ranks / 8))
+        if (i < T * (p.room / 8))
             join_dh<RP>(dh, T, m, i, p, q);
         return;
     }

@@ -239,8 +239,8 @@ struct tw_ops {
      * hidden states are put there too, and read there going back: x's room may be used again.
      * Backward: dh = s dy B goes behind dy, dx = [dy | dh] [W / A], added to when `add`, and db; then
      * lora_wide_da() with x's values. da and db add in a chain over tokens. x and dy must have as many
-     * columns of room. From the one to the other nobody may run another batch. NULL, all: the device
-     * has no such products. */
+     * columns of room as w; what of it behind dy is no rank's may be written, too. From the one to the
+     * other nobody may run another batch. NULL, all: the device has no such products. */
     void (*lora_wide)(struct tw_dev *d, struct tw_lora_one *one, int n, const struct tw_tensor *x);
     void (*lora_wide_bwd)(struct tw_dev *d, struct tw_tensor *dx, bool add,
             struct tw_lora_one *one, int n, const struct tw_tensor *x);

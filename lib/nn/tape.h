@@ -100,8 +100,8 @@ struct tw_var *tw_t_linear(struct tw_tape *t, struct tw_var *x, struct tw_weight
 /* y[i] = x W[i]^T + bias + LoRA for N <= TW_GROUP products of one input. */
 void tw_t_linears(struct tw_tape *t, struct tw_var *x, struct tw_weight *const *w, int n,
         struct tw_var **y);
-/* The same, as one product where the weights lie one behind the other and nothing but them is to be
- * multiplied: then y are columns of one value (see tw_var_cols()). */
+/* The same where the weights lie one behind the other: y are columns of one value (see tw_var_cols()), made
+ * by one product where nothing but weights is to be multiplied; with adapters the way back is one. */
 void tw_t_linears_joined(struct tw_tape *t, struct tw_var *x, struct tw_weight *const *w, int n,
         struct tw_var **y);
 /* What a block adds to its input: x + y, into OUT; with W (a norm of what it gives): x + norm(y). */

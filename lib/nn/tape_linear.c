@@ -226,7 +226,37 @@ static bool grouped(struct tw_tape *t, struct tw_weight *const *w, int n)
     return all;
 }
 
-void tw_t_linears(struct tw_tape *t, struct tw_var *x, struct tw_weight *const *w, int n,
+/* Whether B's rows follow A's in memory, and its room A's. */
+static bool follows(const struct tw_mat *a, const struct tw_mat *b)
+{
+    size_t bytes = (size_t)((a->rows + a->ext) * (a->cols + a->ext)) * tw_dtype_size(a->dtype);
+
+    return a->cols == b->cols && a->ext == b->ext && a->dtype == b->dtype &&
+            (char *)b->data == (char *)a->data + bytes;
+}
+
+/* Where N products leave their outputs: JOINED, each with its room in the rows of one value, where their
+ * weights lie so, too: then the device can go back through all of them at once. */
+static void outputs(struct tw_tape *t, int64_t rows, struct tw_weight *const *w, int n, bool joined,
+        struct tw_var **y)
+{
+    struct tw_var *all;
+    int64_t cols = 0;
+
+    for (int i = 0; i < n; i++) {
+        joined = joined && t->ops->plain && t->b->ranks && w[i]->w.ext &&
+                (!i || follows(&w[i - 1]->w, &w[i]->w));
+        cols += w[i]->w.rows + w[i]->w.ext;
+    }
+    all = joined ? tw_var_new(t, rows, cols) : NULL;
+    for (int i = 0, at = 0; i < n; i++) {
+        y[i] = joined ? tw_var_cols(t, all, at, w[i]->w.rows) : tw_var_wide(t, rows, w[i]->w.rows);
+        y[i]->wide = y[i]->wide || joined;
+        at += (int)(w[i]->w.rows + w[i]->w.ext);
+    }
+}
+
+static void linears(struct tw_tape *t, struct tw_var *x, struct tw_weight *const *w, int n, bool joined,
         struct tw_var **y)
 {
     struct tw_group *g;
@@ -243,10 +273,9 @@ void tw_t_linears(struct tw_tape *t, struct tw_var *x, struct tw_weight *const *
         return;
     }
     g = tw_arena_alloc(t->host, (size_t)n * sizeof *g);
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < n; i++)
         c[i] = lora_ctx(t, w[i]);
-        y[i] = tw_var_wide(t, x->v.rows, w[i]->w.rows);
-    }
+    outputs(t, x->v.rows, w, n, joined, y);
     wide = take_in(x, c, y, n);
     if (wide)
         h = keep_hidden(t, x, c[0].ranks, n);
@@ -269,19 +298,18 @@ void tw_t_linears(struct tw_tape *t, struct tw_var *x, struct tw_weight *const *
     }
 }
 
+void tw_t_linears(struct tw_tape *t, struct tw_var *x, struct tw_weight *const *w, int n,
+        struct tw_var **y)
+{
+    linears(t, x, w, n, false, y);
+}
+
 /* Matrices that are taken as one of all their rows. */
 struct joined {
     struct tw_mat w;
     struct tw_weight *part[TW_GROUP];
     int n;
 };
-
-/* Whether B's rows follow A's in memory. */
-static bool follows(const struct tw_mat *a, const struct tw_mat *b)
-{
-    return a->cols == b->cols && a->dtype == b->dtype &&
-            (char *)b->data == (char *)a->data + (size_t)(a->rows * a->cols) * tw_dtype_size(a->dtype);
-}
 
 static bool joinable(struct tw_tape *t, struct tw_weight *const *w, int n)
 {
@@ -326,7 +354,7 @@ void tw_t_linears_joined(struct tw_tape *t, struct tw_var *x, struct tw_weight *
 
     assert(n <= TW_GROUP);
     if (!joinable(t, w, n)) {
-        tw_t_linears(t, x, w, n, y);
+        linears(t, x, w, n, true, y);
         return;
     }
     j = tw_arena_alloc(t->host, sizeof *j);

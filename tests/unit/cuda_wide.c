@@ -9,11 +9,12 @@
 #define ADAPTERS 2
 
 /* Two adapters, of rank r[0] and r[1] (0: there is one), take turns in runs of the batch's tokens; N
- * products read x from column AT of its room on. */
+ * products read x from column AT of its room on. ROW: their weights lie one below the other, the gradients
+ * of their outputs in a row. */
 struct wide_case {
     int64_t T, in, out[MODULES], r[ADAPTERS], at;
     int n;
-    bool res, bias;
+    bool res, bias, row;
 };
 
 struct parts {
@@ -55,6 +56,59 @@ static void make_part(struct parts *p, const struct wide_case *q, int m, int64_t
         .ranks = cols_of(q->r[0]) + cols_of(q->r[1]) };
 }
 
+/* Copies the parts' weights (DOWN: one below the other) or gradients of outputs (side by side) to where they
+ * lie together, each with its room, which is NaN. */
+static void *move(const struct parts *p, const struct wide_case *q, int64_t ext, bool down)
+{
+    int64_t all = 0, at = 0, cols = q->in + ext;
+
+    for (int m = 0; m < q->n; m++)
+        all += q->out[m] + ext;
+    int64_t n = all * (down ? cols : q->T);
+    uint16_t *to = tw_xcalloc((size_t)n, sizeof *to), *from = tw_xcalloc((size_t)n, sizeof *from);
+
+    for (int64_t i = 0; i < n; i++)
+        to[i] = 0x7fc0;
+    for (int m = 0; m < q->n; m++, at += q->out[m - 1] + ext) {
+        int64_t r = down ? q->out[m] : q->T, c = down ? q->in : q->out[m];
+
+        G(get, from, down ? p[m].w.mg.data : p[m].dy.g.data, (size_t)(r * (c + ext)) * sizeof *from);
+        for (int64_t i = 0; i < r; i++)
+            memcpy(to + (down ? (at + i) * cols : i * all + at), from + i * (c + ext), (size_t)c * sizeof *to);
+    }
+    void *data = put(gpu, to, (size_t)n * sizeof *to);
+
+    free(to), free(from);
+    return data;
+}
+
+/* What lay where before. */
+struct before {
+    void *w[MODULES], *dy[MODULES];
+};
+
+static void put_in_a_row(struct parts *p, const struct wide_case *q, int64_t ext, struct before *b)
+{
+    uint16_t *w = move(p, q, ext, true), *dy = move(p, q, ext, false);
+    int64_t at = 0, all = 0;
+
+    for (int m = 0; m < q->n; m++)
+        all += q->out[m] + ext;
+    for (int m = 0; m < q->n; m++, at += q->out[m - 1] + ext) {
+        b->w[m] = p[m].w.mg.data, b->dy[m] = p[m].dy.g.data;
+        p[m].w.mg.data = w + at * (q->in + ext);
+        p[m].dy.g.data = dy + at;
+        p[m].dy.g.ld = all;
+    }
+}
+
+static void put_back(struct parts *p, const struct wide_case *q, const struct before *b)
+{
+    G(free, p[0].w.mg.data), G(free, p[0].dy.g.data);
+    for (int m = 0; m < q->n; m++)
+        p[m].w.mg.data = b->w[m], p[m].dy.g.data = b->dy[m];
+}
+
 static void check_part(struct parts *p)
 {
     for (int i = 0; i < ADAPTERS; i++) {
@@ -86,9 +140,13 @@ static void run_case(const struct wide_case *q)
     struct both res = tensor(q->T, q->out[0], 0, false, 1), hidden;
     struct parts *p = tw_xcalloc((size_t)q->n, sizeof *p);
     struct tw_lora_one one[MODULES];
+    struct before before;
 
-    for (int m = 0; m < q->n; m++) {
+    for (int m = 0; m < q->n; m++)
         make_part(&p[m], q, m, ext);
+    if (q->row)
+        put_in_a_row(p, q, ext, &before);
+    for (int m = 0; m < q->n; m++) {
         one[m] = (struct tw_lora_one){ .y = &p[m].y.g, .w = &p[m].w.mg, .c = &p[m].cg,
             .bias = q->bias ? p[m].bias.g.data : NULL, .res = q->res ? &res.g : NULL };
         C(linear, &p[m].y.c, &x.c, &p[m].w.mc, q->bias ? p[m].bias.c.data : NULL,
@@ -114,6 +172,8 @@ static void run_case(const struct wide_case *q)
         G(lora_wide_da, one, q->n, &x.g);
         same(&dx, "lora_wide dx");
     }
+    if (q->row)
+        put_back(p, q, &before);
     for (int m = 0; m < q->n; m++)
         check_part(&p[m]);
     free(p);
@@ -123,14 +183,17 @@ static void run_case(const struct wide_case *q)
 static void wide(void)
 {
     static const struct wide_case cases[] = {
-        { 300, 128, { 256 }, { 16 }, 0, 1, true, false },
-        { 2100, 64, { 72 }, { 8 }, 8, 1, false, true },
-        { 700, 136, { 256, 128, 72 }, { 16 }, 0, 3, false, true },
-        { 1500, 128, { 192, 192 }, { 16, 4 }, 16, 2, false, false },
-        { 900, 256, { 64, 8, 128 }, { 32, 12 }, 0, 3, false, false },
-        { 333, 192, { 320 }, { 64, 33 }, 0, 1, true, true },
-        { 5, 64, { 64, 64, 64 }, { 4 }, 0, 3, false, false },
-        { 2600, 64, { 6144, 6144 }, { 16 }, 0, 2, false, false },
+        { 300, 128, { 256 }, { 16 }, 0, 1, true, false, false },
+        { 2100, 64, { 72 }, { 8 }, 8, 1, false, true, false },
+        { 700, 136, { 256, 128, 72 }, { 16 }, 0, 3, false, true, false },
+        { 1500, 128, { 192, 192 }, { 16, 4 }, 16, 2, false, false, false },
+        { 900, 256, { 64, 8, 128 }, { 32, 12 }, 0, 3, false, false, false },
+        { 333, 192, { 320 }, { 64, 33 }, 0, 1, true, true, false },
+        { 5, 64, { 64, 64, 64 }, { 4 }, 0, 3, false, false, false },
+        { 2600, 64, { 6144, 6144 }, { 16 }, 0, 2, false, false, false },
+        { 700, 136, { 256, 128, 72 }, { 16 }, 0, 3, false, true, true },
+        { 1500, 128, { 192, 192 }, { 16, 4 }, 16, 2, false, false, true },
+        { 333, 128, { 320, 64 }, { 64, 33 }, 0, 2, false, false, true },
     };
 
     EACH(cases)
