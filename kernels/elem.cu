@@ -1,6 +1,6 @@
 /* elem.cu - what reads its inputs once and writes its output once: rotary positions, gated units,
  * sums. Bound by memory; 16-byte accesses where the rows allow it. */
-#include "cu.cuh"
+#include "after.cuh"
 
 /* A thread takes V pairs of one head: components i.. and i + rot/2.. (or 2i, 2i+1). */
 template <class A, int V> static __global__ void rope_kernel(A *x, int64_t ld, int64_t T, int nheads,
@@ -107,6 +107,7 @@ template <class A, int V, int ACT> static __global__ void glu_kernel(A *y, int64
     int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
     float g[V], u[V], d;
 
+    cu_after();
     if (i >= n)
         return;
     ldv<V>(g, gate + at<V>(i, per, ldg));
@@ -125,6 +126,7 @@ template <class A, int V, int ACT> static __global__ void glu_bwd_kernel(A *dgat
     int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
     float g[V], u[V], y[V], d;
 
+    cu_after();
     if (i >= n)
         return;
     ldv<V>(g, gate + at<V>(i, per, ldg));
@@ -160,9 +162,9 @@ static void d_glu(struct tw_dev *dev, struct tw_tensor *y, const struct tw_tenso
 
     if (!n)
         return;
-    CU_GLU(kind, CU_ACT(y->dtype, CU_VEC(eight, glu_kernel<A, V, ACT><<<(unsigned)cu_div(n, 256), 256,
-                    0, d->stream>>>((A *)y->data, y->ld, (const A *)gate->data, gate->ld,
-                    (const A *)up->data, up->ld, n, per))));
+    CU_GLU(kind, CU_ACT(y->dtype, CU_VEC(eight, cu_start(d, glu_kernel<A, V, ACT>,
+                    (unsigned)cu_div(n, 256), 256, 0, (A *)y->data, y->ld, (const A *)gate->data,
+                    gate->ld, (const A *)up->data, up->ld, n, per))));
     CU_DONE(d, "glu");
 }
 
@@ -178,9 +180,9 @@ static void d_glu_bwd(struct tw_dev *dev, struct tw_tensor *dgate, struct tw_ten
 
     if (!n)
         return;
-    CU_GLU(kind, CU_ACT(dy->dtype, CU_VEC(eight, glu_bwd_kernel<A, V, ACT><<<(unsigned)cu_div(n, 256),
-                    256, 0, d->stream>>>((A *)dgate->data, dgate->ld, (A *)dup->data, dup->ld,
-                    y ? (A *)y->data : NULL, y ? y->ld : 0, (const A *)dy->data, dy->ld,
+    CU_GLU(kind, CU_ACT(dy->dtype, CU_VEC(eight, cu_start(d, glu_bwd_kernel<A, V, ACT>,
+                    (unsigned)cu_div(n, 256), 256, 0, (A *)dgate->data, dgate->ld, (A *)dup->data, dup->ld,
+                    y ? (A *)y->data : (A *)NULL, y ? y->ld : 0, (const A *)dy->data, dy->ld,
                     (const A *)gate->data, gate->ld,
                     (const A *)up->data, up->ld, n, per))));
     CU_DONE(d, "glu_bwd");
@@ -192,6 +194,7 @@ template <class A, int V> static __global__ void add_kernel(A *y, int64_t ldy, c
     int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
     float a[V], b[V];
 
+    cu_after();
     if (i >= n)
         return;
     ldv<V>(a, y + at<V>(i, per, ldy));
@@ -210,7 +213,7 @@ static void d_add(struct tw_dev *dev, struct tw_tensor *y, const struct tw_tenso
 
     if (!n)
         return;
-    CU_ACT(y->dtype, CU_VEC(eight, add_kernel<A, V><<<(unsigned)cu_div(n, 256), 256, 0, d->stream>>>(
+    CU_ACT(y->dtype, CU_VEC(eight, cu_start(d, add_kernel<A, V>, (unsigned)cu_div(n, 256), 256, 0,
                     (A *)y->data, y->ld, (const A *)x->data, x->ld, n, per)));
     CU_DONE(d, "add");
 }

@@ -39,7 +39,7 @@ template <class K, class... P> static void launch(struct cu_dev *d, K kernel, di
     if (smem > 48 << 10)
         CU_TRY(d, cudaFuncSetAttribute((const void *)kernel,
                     cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem));
-    kernel<<<grid, 128, smem, d->stream>>>(p...);
+    cu_start(d, kernel, grid, 128, smem, p...);
 }
 
 /* Calls with RP, the columns of a slot at most. */
@@ -113,7 +113,7 @@ static void pack(struct cu_dev *d, const struct tw_lora_one *one, int n)
         if (all > most)
             most = all;
     }
-    pack_kernel<<<dim3((unsigned)cu_div(most, 256), (unsigned)n), 256, 0, d->stream>>>(q);
+    cu_start(d, pack_kernel, dim3((unsigned)cu_div(most, 256), (unsigned)n), 256, 0, q);
     CU_DONE(d, "lora pack");
 }
 
@@ -178,8 +178,7 @@ template <int NM, bool BY> static void outer(struct cu_dev *d, const struct tw_t
             return;
         launch(d, wide_outer<RP, NM>, dim3((unsigned)chunks, (unsigned)cu_div(C, KT)),
                 sizeof(wstage<RP * NM, false>) * STAGES, part, (const bf16 *)p->data, p->ld, C, h, q);
-        wide_join<BY><<<dim3((unsigned)cu_div(C * RP, 256), NM), 256, 0, d->stream>>>(
-                part, C, RP, q);
+        cu_start(d, wide_join<BY>, dim3((unsigned)cu_div(C * RP, 256), NM), 256, 0, part, C, RP, q);
     });
     CU_DONE(d, "lora outer");
 }
@@ -240,7 +239,7 @@ template <int RP> static void back_once(struct cu_dev *d, const struct tw_lora_o
         return;
     launch(d, wide_back<RP>, dim3((unsigned)p.strip0[n], (unsigned)chunks), sizeof(bstage<RP>), dh, part, T,
             p, q);
-    wide_back_join<RP><<<dim3((unsigned)cu_div(most, 256), 2 * n), 256, 0, d->stream>>>(dh, part, T, p, q);
+    cu_start(d, wide_back_join<RP>, dim3((unsigned)cu_div(most, 256), 2 * n), 256, 0, dh, part, T, p, q);
     CU_DONE(d, "lora back");
 }
 

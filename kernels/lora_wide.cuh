@@ -1,6 +1,7 @@
 /* lora_wide.cuh - the kernels of lora_wide.cu */
 #ifndef TW_LORA_WIDE_CUH
 #define TW_LORA_WIDE_CUH
+#include "after.cuh"
 #include "lora_mma.cuh"
 
 enum { SLOTS = 8 };             /* adapters of a batch */
@@ -44,6 +45,7 @@ static __global__ void __launch_bounds__(256) pack_kernel(const __grid_constant_
     int64_t behind = b.out * wide, below = q.below * (b.in / 8);
     float v[8] = {};
 
+    cu_after();
     if (i < behind) {
         int64_t row = i / wide;
         int c0 = (int)(i % wide) * 8, rel = c0 - b.at;
@@ -165,6 +167,7 @@ template <int RP, int NM, bool A> static __global__ void __launch_bounds__(128) 
     int steps = (int)((in + KT - 1) / KT);
     float acc[RP * NM / 8][4] = {};
 
+    cu_after();
     auto load = [&](int i) {
         if (i < steps) {
             stage &g = s[i % STAGES];
@@ -242,6 +245,7 @@ template <int RP, int NM> static __global__ void __launch_bounds__(128) wide_out
     int steps = (t1 - t0 + KT - 1) / KT;
     float acc[RP * NM / 8][4] = {};
 
+    cu_after();
     auto load = [&](int n) {
         if (n < steps) {
             stage &g = s[n % STAGES];
@@ -282,6 +286,7 @@ template <bool BY> static __global__ void wide_join(const float *part, int64_t C
     int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x, chunk = 0;
     int m = blockIdx.y, nm = gridDim.y, r = (int)(i % rp);
 
+    cu_after();
     i /= rp;
     for (int k = 0; k < q.n && i < C; k++) {
         const struct wrun &u = q.run[k];
@@ -352,6 +357,7 @@ template <int RP> static __global__ void __launch_bounds__(128) wide_back(float 
     int tiles = (t1 - t0 + TILE - 1) / TILE;
     float db[PIECES][RP / 8][4] = {};
 
+    cu_after();
     auto load = [&](int i) {
         int tile = i / PIECES, piece = i % PIECES, t = t0 + tile * TILE;
 
@@ -434,6 +440,7 @@ template <int RP> static __global__ void __launch_bounds__(256) wide_back_join(c
     int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x, chunk = 0;
     int m = blockIdx.y % p.n, r = (int)(i % RP);
 
+    cu_after();
     if (blockIdx.y >= p.n) {
         if (i < T * (p.room / 8))
             join_dh<RP>(dh, T, m, i, p, q);

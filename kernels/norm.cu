@@ -44,6 +44,7 @@ template <class A, int E> static __global__ void __launch_bounds__(256) norm_fas
     bool there = g < q.groups;
     float v[E][8] = {}, sum = 0, r, w[8];
 
+    cu_after();
     x += g / q.gpr * q.ldx + g % q.gpr * q.n;
     y += g / q.gpr * q.ldy + g % q.gpr * q.n;
 #pragma unroll
@@ -98,6 +99,7 @@ __launch_bounds__(256, sizeof(A) == 2 && E <= 4 ? 2 : 1) norm_bwd_fast(A *dx, co
     int lane = threadIdx.x % 32;
     float dw[DW ? E : 1][8] = {}, v[8], g[8];
 
+    cu_after();
     for (int64_t at = blockIdx.x * (int64_t)8 + threadIdx.x / 32; at < q.groups; at += gridDim.x * 8) {
         const A *px = x + at / q.gpr * q.ldx + at % q.gpr * q.n;
         const A *pd = dy + at / q.gpr * q.lddy + at % q.gpr * q.n;
@@ -195,7 +197,7 @@ static void norm(struct tw_dev *dev, struct tw_tensor *y, float *rstd, const str
         if (cu_norm_is_heads(n))
             cu_norm_heads(d, x->dtype, y->data, x->data, &q);
         else
-            CU_ACT(x->dtype, CU_LANES(n, norm_fast<A, E><<<(unsigned)cu_div(groups, 8), 256, 0, d->stream>>>(
+            CU_ACT(x->dtype, CU_LANES(n, cu_start(d, norm_fast<A, E>, (unsigned)cu_div(groups, 8), 256, 0,
                             (A *)y->data, (const A *)x->data, q)));
     } else {
         CU_ACT(x->dtype, CU_VEC(eight, norm_kernel<A, V><<<(unsigned)groups, 256, 0,
@@ -295,6 +297,7 @@ static __global__ void __launch_bounds__(1024) norm_dw_join(float *dw, const flo
     int lane = threadIdx.x % 32, row = threadIdx.x / 32, c = blockIdx.x * 32 + lane;
     float sum = 0;
 
+    cu_after();
     if (c < n) {
 #pragma unroll 8
         for (int i = row; i < parts; i += 32)
@@ -327,7 +330,7 @@ static void norm_dw(struct cu_dev *d, float *dw, const struct tw_tensor *dy,
     CU_ACT(x->dtype, CU_VEC(eight, norm_dw_part<A, V><<<grid, 256, 0, d->stream>>>(part,
                     (const A *)dy->data, dy->ld, (const A *)x->data, x->ld, (int)n,
                     (int)(x->cols / n), groups, rstd, ct)));
-    norm_dw_join<<<(unsigned)cu_div(n, 32), 1024, 0, d->stream>>>(dw, part, (int)n, PARTS);
+    cu_start(d, norm_dw_join, (unsigned)cu_div(n, 32), 1024, 0, dw, part, (int)n, PARTS);
 }
 
 /* Groups of up to FAST by a warp each. */
@@ -344,9 +347,9 @@ static void rows_bwd(struct cu_dev *d, struct tw_tensor *dx, const struct tw_ten
             CU_TRY(d, cudaFuncSetAttribute((const void *)norm_bwd_fast<A, E, true>,
                         cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem));
         if (q.part)
-            norm_bwd_fast<A, E, true><<<NORM_BLOCKS, 256, smem, d->stream>>>((A *)dx->data, pd, px, q);
+            cu_start(d, norm_bwd_fast<A, E, true>, NORM_BLOCKS, 256, smem, (A *)dx->data, pd, px, q);
         else
-            norm_bwd_fast<A, E, false><<<grid, 256, 0, d->stream>>>((A *)dx->data, pd, px, q);
+            cu_start(d, norm_bwd_fast<A, E, false>, grid, 256, 0, (A *)dx->data, pd, px, q);
     }));
 }
 
@@ -373,7 +376,7 @@ static void norm_bwd(struct tw_dev *dev, struct tw_tensor *dx, bool add, float *
         else
             rows_bwd(d, dx, dy, x, q);
         if (dw)
-            norm_dw_join<<<(unsigned)cu_div(n, 32), 1024, 0, d->stream>>>(dw, q.part, (int)n, NORM_BLOCKS);
+            cu_start(d, norm_dw_join, (unsigned)cu_div(n, 32), 1024, 0, dw, q.part, (int)n, NORM_BLOCKS);
     } else {
         if (dw)                 /* before dx, which may be dy's memory */
             norm_dw(d, dw, dy, x, n, groups, rstd);

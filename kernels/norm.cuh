@@ -1,7 +1,7 @@
 /* norm.cuh - what the files of RMSNorm share */
 #ifndef TW_NORM_CUH
 #define TW_NORM_CUH
-#include "cu.cuh"
+#include "after.cuh"
 
 /* Blocks that share the sum of dw, whatever the card, since the order of sums is part of the result: two
  * for each multiprocessor of an H100. */

@@ -41,13 +41,14 @@ template <int L> static __device__ __forceinline__ void angles(float (&c)[8], fl
 }
 
 template <class A, int L, int H, bool ROPE> static __global__ void __launch_bounds__(256)
-heads_fwd(A *__restrict__ y, const A *__restrict__ x, const __grid_constant__ struct norm_arg q)
+heads_fwd(A *y, const A *x, const __grid_constant__ struct norm_arg q)
 {
     struct unit u = unit_of<H>(q, blockIdx.x * (256 / L) + threadIdx.x / L);
     int lane = threadIdx.x % L, at = u.head * L * 8 + lane * 8;
     eight<A> in[H] = {};
     float w[8], c[8], s[8], v[8];
 
+    cu_after();
 #pragma unroll
     for (int h = 0; h < H; h++)
         if (u.there)
@@ -87,6 +88,7 @@ heads_bwd(A *dx, const A *dy, const A *x, const __grid_constant__ struct norm_ar
     int lane = threadIdx.x % L;
     float dw[8] = {}, w[8];
 
+    cu_after();
     ldv<8>(w, q.w + lane * 8);
     for (unsigned u0 = blockIdx.x * PER; u0 < q.groups / H; u0 += gridDim.x * PER) {
         struct unit u = unit_of<H>(q, u0 + threadIdx.x / L);
@@ -157,9 +159,9 @@ template <class A> static void forward(struct cu_dev *d, A *y, const A *x, const
         unsigned grid = (unsigned)cu_div(q.groups / H, 256 / L);
 
         if (q.cos)
-            heads_fwd<A, L, H, true><<<grid, 256, 0, d->stream>>>(y, x, q);
+            cu_start(d, heads_fwd<A, L, H, true>, grid, 256, 0, y, x, q);
         else
-            heads_fwd<A, L, H, false><<<grid, 256, 0, d->stream>>>(y, x, q);
+            cu_start(d, heads_fwd<A, L, H, false>, grid, 256, 0, y, x, q);
     });
 }
 
@@ -171,9 +173,9 @@ template <class A, bool ROPE> static void backward(struct cu_dev *d, A *dx, cons
         unsigned grid = (unsigned)(all < 8 * NORM_BLOCKS ? all : 8 * NORM_BLOCKS);
 
         if (q.part)
-            heads_bwd<A, L, H, ROPE, true><<<NORM_BLOCKS, 256, 0, d->stream>>>(dx, dy, x, q);
+            cu_start(d, heads_bwd<A, L, H, ROPE, true>, NORM_BLOCKS, 256, 0, dx, dy, x, q);
         else
-            heads_bwd<A, L, H, ROPE, false><<<grid, 256, 0, d->stream>>>(dx, dy, x, q);
+            cu_start(d, heads_bwd<A, L, H, ROPE, false>, grid, 256, 0, dx, dy, x, q);
     });
 }
 
