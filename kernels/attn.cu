@@ -357,9 +357,9 @@ static void attn_bwd(struct tw_dev *dev, struct tw_tensor *dq, struct tw_tensor 
     x.lddv = dv->ld;
     x.lse = (float *)lse;
     x.delta = delta;
-    cu_attn_delta(d, &x, delta, q->rows, q->dtype, fast);
     if (fast && cu_attn_wg_bwd(d, &x, &d->attn->count, q, k, v, dout))
         return;
+    cu_attn_delta(d, &x, delta, q->rows, q->dtype, fast);
     if (fast && cu_attn_mma_bwd_smem(a->hd) <= d->smem_max)
         cu_attn_mma_bwd(d, &x, &d->attn->count);
     else
@@ -389,7 +389,6 @@ bool cu_attn_latent(struct cu_dev *d, const struct attn_latent *l, const struct 
     x.dq = l->dq->data, x.lddq = l->dq->ld;
     x.dk = l->dkv->data, x.lddk = l->dkv->ld;
     x.dv = (bf16 *)l->dkv->data + 128, x.lddv = l->dkv->ld;
-    cu_attn_delta(d, &x, delta, l->q->rows, TW_BF16, true);
     x.hd = 192;                 /* of queries */
     return cu_attn_wg_latent_bwd(d, &x, &d->attn->count, l->q, l->kv, l->pe, l->dout, l->dpe);
 }

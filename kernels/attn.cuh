@@ -49,7 +49,7 @@ struct attn_arg {
     const void *q, *k, *v, *dout, *out;
     void *o, *dq, *dk, *dv;
     float *lse;
-    const float *delta;         /* [T * nh] rowsum(dO O) */
+    float *delta;               /* [T * nh] rowsum(dO O) */
     float *part, *stat;         /* few rows: partial outputs [row][split][hd], (max, sum) */
     int32_t few0, splits;       /* the first of the few-row sequences; splits of the grid */
 };
@@ -69,7 +69,7 @@ bool cu_attn_wg(struct cu_dev *d, const struct attn_arg *a, const struct attn_co
         const struct tw_tensor *q, const struct tw_tensor *k, const struct tw_tensor *v);
 bool cu_attn_wg_bwd(struct cu_dev *d, const struct attn_arg *a, const struct attn_count *n,
         const struct tw_tensor *q, const struct tw_tensor *k, const struct tw_tensor *v,
-        const struct tw_tensor *dout);
+        const struct tw_tensor *dout);          /* makes delta, too */
 /* The same of keys and values that come of latents: queries of 192, values of 128, which lie behind their
  * keys' first 128 in kv; the other 64 are pe, of all heads. The backward leaves each head's part of pe's
  * gradient in dpe [T, nh, 64]. */

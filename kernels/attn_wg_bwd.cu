@@ -5,7 +5,8 @@
  *   keys_k owns 128 keys and goes over tiles of up to 64 rows, whole queries with all the heads
  *     that read its kv head: S^T = K Q^T, D^T = V dO^T, dV += P^T dO, dK += dS^T Q.
  *   rows_k owns a work item's rows and goes over tiles of 128 keys: S = Q K^T, D = dO V^T,
- *     dQ += dS K.
+ *     dQ += dS K. It runs first and makes delta, the sums of dO O, for both: dO lies there, and O comes
+ *     with it.
  * The left sides P and dS come from registers, rounded to BF16. While a warpgroup computes P and
  * dS the tensor cores work for the other one. S and D made twice cost 7 products for 5, but every
  * sum has one owner: the fast alternative adds to dQ by atomics in an order that nobody knows. */
@@ -331,6 +332,9 @@ static __device__ __forceinline__ void rows_consume(const attn_arg &a, char *bas
     int last = row_query(a, min(t.r0 + wg * 64 + 64, rows) - 1);
     uint32_t q = mem + wg * 64 * 128, g = q + M::OWN, pd[KEYS / 4];
     float dq[HQ / 2] = {}, sc[KEYS / 2], d[KEYS / 2], lse[2], delta[2];
+    const int cols = HQ > HV ? HV : a.hd;       /* of a head of O */
+    const bf16 *at[2];
+    out_rows<HV> out;
 
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -338,9 +342,19 @@ static __device__ __forceinline__ void rows_consume(const attn_arg &a, char *bas
 
         pos[h] = row_query(a, r);
         lse[h] = a.lse[row_stat(a, s, t.kvh, r)] * LOG2E;
-        delta[h] = a.delta[row_stat(a, s, t.kvh, r)];
+        at[h] = (const bf16 *)a.out + (int64_t)(s.q0 + pos[h]) * a.ldo +
+                (int64_t)(t.kvh * a.group + r - pos[h] * a.group) * cols;
     }
+    out.load(at, cols, lane);
     bar_wait(bar + 8 * B_OWN, 0);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int own = row + lane / 4 + h * 8, r = min(t.r0 + own, rows - 1);
+
+        delta[h] = out.sum(base + M::OWN, r - t.r0, h, cols, lane);
+        if (lane % 4 == 0 && t.r0 + own < rows)
+            a.delta[row_stat(a, s, t.kvh, r)] = delta[h];
+    }
     for (int j = from, i = 0; j < end; j += KEYS, i++) {
         int st = i % M::STAGES;
         uint32_t k = mem + M::RING + st * M::STAGE;
@@ -417,16 +431,17 @@ template <int HQ, int HV> static void bwd_run(struct cu_dev *d, const struct att
         const struct attn_count *n, const struct maps *keys, const struct maps *rows)
 {
     const size_t smem = rows_mem<HQ, HV>::SMEM;
-    bool done;
 
-    if constexpr (HV > 128)
-        done = keys_run<HQ, HV, DV>(d, a, n, keys) && keys_run<HQ, HV, DK>(d, a, n, keys);
-    else
-        done = keys_run<HQ, HV, DKV>(d, a, n, keys);
-    if (!done || !smem_want(d, rows_k<HQ, HV>, smem))
+    if (!smem_want(d, rows_k<HQ, HV>, smem))
         return;
     rows_k<HQ, HV><<<(unsigned)n->rows, 384, smem, d->stream>>>(*a, *rows);
     CU_DONE(d, "attention's backward by rows (warpgroups)");
+    if constexpr (HV > 128) {
+        if (keys_run<HQ, HV, DV>(d, a, n, keys))
+            keys_run<HQ, HV, DK>(d, a, n, keys);
+    } else {
+        keys_run<HQ, HV, DKV>(d, a, n, keys);
+    }
 }
 
 bool cu_attn_wg_bwd(struct cu_dev *d, const struct attn_arg *a, const struct attn_count *n,

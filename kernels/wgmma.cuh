@@ -223,6 +223,43 @@ static __device__ __forceinline__ void wg_stage(char *tile, const float *x, cons
     __syncwarp();
 }
 
+/* Rows of O that a lane has to do with: four lanes share each of two, of which they take every fourth
+ * chunk; and the sum of such a row times ROW of a tile of dO. */
+template <int HV> struct out_rows {
+    uint4 o[2][HV / 32];
+
+    __device__ __forceinline__ void load(const bf16 *const *at, int cols, int lane)
+    {
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+#pragma unroll
+            for (int i = 0; i < HV / 32; i++) {
+                int c = i * 4 + (lane & 3);
+
+                o[h][i] = c * 8 < cols ? *(const uint4 *)(at[h] + c * 8) : uint4();
+            }
+    }
+    __device__ __forceinline__ float sum(const char *tile, int row, int h, int cols, int lane) const
+    {
+        float x = 0, a[8], b[8];
+
+#pragma unroll
+        for (int i = 0; i < HV / 32; i++) {
+            int c = i * 4 + (lane & 3);
+
+            if (c * 8 >= cols)
+                continue;
+            ldv<8>(a, (const bf16 *)(tile + wg_chunk<128>(row, c)));
+            ldv<8>(b, (const bf16 *)&o[h][i]);
+#pragma unroll
+            for (int k = 0; k < 8; k++)
+                x = fmaf(a[k], b[k], x);
+        }
+        x += __shfl_xor_sync(~0u, x, 1);
+        return x + __shfl_xor_sync(~0u, x, 2);
+    }
+};
+
 template <int R> static __device__ __forceinline__ void regs_more()
 {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(R));
