@@ -141,7 +141,7 @@ template <int NM> static void shrink_x(struct cu_dev *d, const struct tw_lora_on
 
         if (q.n)
             CU_COLS(q.max_cols, launch(d, wide_shrink<RP, NM, true>, dim3((unsigned)q.tiles),
-                    sizeof(wstage<RP * NM, true>) * STAGES, h, keep, (const bf16 *)x->data, x->ld,
+                    steps_size<RP * NM, true>(), h, keep, (const bf16 *)x->data, x->ld,
                     x->cols, w, q));
     }
     CU_DONE(d, "lora shrink");
@@ -177,7 +177,7 @@ template <int NM, bool BY> static void outer(struct cu_dev *d, const struct tw_t
         if (!part)
             return;
         launch(d, wide_outer<RP, NM>, dim3((unsigned)chunks, (unsigned)cu_div(C, KT)),
-                sizeof(wstage<RP * NM, false>) * STAGES, part, (const bf16 *)p->data, p->ld, C, h, q);
+                steps_size<RP * NM, false>(), part, (const bf16 *)p->data, p->ld, C, h, q);
         cu_start(d, wide_join<BY>, dim3((unsigned)cu_div(C * RP, 256), NM), 256, 0, part, C, RP, q);
     });
     CU_DONE(d, "lora outer");
@@ -205,7 +205,7 @@ static void back_twice(struct cu_dev *d, const struct tw_lora_one *one, int m, c
     dh.p[0] = (bf16 *)dy->data + dy->cols, dh.ld[0] = dy->ld;
     inputs(&h, &wb, 0, one, m, x);
     CU_COLS(q.max_cols, launch(d, wide_shrink<RP, 1, false>, dim3((unsigned)q.tiles),
-                sizeof(wstage<RP, false>) * STAGES, dh, none, (const bf16 *)dy->data, dy->ld, dy->cols,
+                steps_size<RP, false>(), dh, none, (const bf16 *)dy->data, dy->ld, dy->cols,
                 wb, q));
     CU_DONE(d, "lora shrink");
     outer<1, true>(d, dy, h, q);

@@ -99,11 +99,19 @@ static __device__ __forceinline__ const struct wrun &run_of(const struct wruns &
     return q.run[i];
 }
 
-/* Shared memory of one step. ROWS: the small factor lies n by k, else k by n. */
+/* Shared memory of one step, and the steps that a block has: shrink is one block a multiprocessor, which
+ * reads as fast as what it has on the way allows (8 KB of x a step). ROWS: the small factor lies n by k, else
+ * k by n. */
 template <int N, bool ROWS> struct wstage {
+    static constexpr int STEPS = N <= 48 ? 6 : STAGES;
     bf16 x[TILE][XP];
     bf16 w[ROWS ? N : KT][ROWS ? XP : N + 8];
 };
+
+template <int N, bool ROWS> static constexpr size_t steps_size()
+{
+    return sizeof(wstage<N, ROWS>) * wstage<N, ROWS>::STEPS;
+}
 
 /* Operand B of 8 columns at n, 16 k at k; W has rows of LD. */
 template <bool ROWS> static __device__ __forceinline__ void frag_b(uint32_t (&f)[2], const bf16 *w,
@@ -161,6 +169,7 @@ template <int RP, int NM, bool A> static __global__ void __launch_bounds__(128) 
 {
     extern __shared__ __align__(16) unsigned char smem[];
     typedef wstage<RP * NM, A> stage;
+    constexpr int STEPS = stage::STEPS;
     stage *s = (stage *)smem;
     int t0, t1, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const struct wrun &u = run_of(q, blockIdx.x, &t0, &t1);
@@ -170,7 +179,7 @@ template <int RP, int NM, bool A> static __global__ void __launch_bounds__(128) 
     cu_after();
     auto load = [&](int i) {
         if (i < steps) {
-            stage &g = s[i % STAGES];
+            stage &g = s[i % STEPS];
             int64_t k0 = (int64_t)i * KT;
 
             load_x(g.x, x, ldx, t0, t1, k0, in);
@@ -188,13 +197,13 @@ template <int RP, int NM, bool A> static __global__ void __launch_bounds__(128) 
         }
         copy_done();
     };
-    for (int i = 0; i < STAGES - 1; i++)
+    for (int i = 0; i < STEPS - 1; i++)
         load(i);
     for (int i = 0; i < steps; i++) {
-        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2));
+        asm volatile("cp.async.wait_group %0;" ::"n"(STEPS - 2));
         __syncthreads();
-        load(i + STAGES - 1);
-        wstep<RP * NM, A, false>(acc, s[i % STAGES].x, s[i % STAGES].w[0]);
+        load(i + STEPS - 1);
+        wstep<RP * NM, A, false>(acc, s[i % STEPS].x, s[i % STEPS].w[0]);
     }
 #pragma unroll
     for (int f = 0; f < RP * NM / 8; f++)
@@ -228,6 +237,7 @@ template <int RP, int NM> static __global__ void __launch_bounds__(128) wide_out
 {
     extern __shared__ __align__(16) unsigned char smem[];
     typedef wstage<RP * NM, false> stage;
+    constexpr int STEPS = stage::STEPS;
     stage *s = (stage *)smem;
     int chunk = blockIdx.x, i = 0, warp = threadIdx.x / 32, lane = threadIdx.x % 32, t0, t1;
     int64_t c0 = blockIdx.y * (int64_t)KT;
@@ -248,7 +258,7 @@ template <int RP, int NM> static __global__ void __launch_bounds__(128) wide_out
     cu_after();
     auto load = [&](int n) {
         if (n < steps) {
-            stage &g = s[n % STAGES];
+            stage &g = s[n % STEPS];
             int t = t0 + n * KT;
 
             load_x(g.x, p, ldp, t, t1, c0, C);
@@ -257,13 +267,13 @@ template <int RP, int NM> static __global__ void __launch_bounds__(128) wide_out
         }
         copy_done();
     };
-    for (int n = 0; n < STAGES - 1; n++)
+    for (int n = 0; n < STEPS - 1; n++)
         load(n);
     for (int n = 0; n < steps; n++) {
-        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2));
+        asm volatile("cp.async.wait_group %0;" ::"n"(STEPS - 2));
         __syncthreads();
-        load(n + STAGES - 1);
-        wstep<RP * NM, false, true>(acc, s[n % STAGES].x, s[n % STAGES].w[0]);
+        load(n + STEPS - 1);
+        wstep<RP * NM, false, true>(acc, s[n % STEPS].x, s[n % STEPS].w[0]);
     }
 #pragma unroll
     for (int f = 0; f < RP * NM / 8; f++)
