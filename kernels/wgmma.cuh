@@ -1,11 +1,12 @@
 /* wgmma.cuh - Hopper's own instructions as attention uses them: tiles copied into shared memory by
- * the copy engine (TMA), products of warpgroups (wgmma), barriers in shared memory.
+ * the copy engine (TMA), and products of warpgroups (wgmma).
  *
  * Tiles are panels of 64 columns (128 bytes a row, chunks of 16 bytes permuted by the row's place
  * among eight, as the copy engine and the products do it by themselves), 1024-byte aligned. */
 #ifndef TW_WGMMA_CUH
 #define TW_WGMMA_CUH
 #include "attn.cuh"
+#include "bar.cuh"
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define TW_HOPPER 1
@@ -37,28 +38,6 @@ bool cu_attn_latent_maps(struct tma_map *k, struct tma_map *v, struct tma_map *p
 bool cu_attn_wg_real(void);
 
 #if defined(__CUDACC__)
-static __device__ __forceinline__ void bar_init(uint32_t bar, int count)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count));
-}
-static __device__ __forceinline__ void bar_arrive(uint32_t bar)
-{
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
-}
-/* Arrives, and N bytes of copies will too. */
-static __device__ __forceinline__ void bar_expect(uint32_t bar, uint32_t n)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(n)
-                 : "memory");
-}
-/* Waits until the phase of this parity is over. */
-static __device__ __forceinline__ void bar_wait(uint32_t bar, int parity)
-{
-    asm volatile("{\n.reg .pred p;\n"
-                 "again:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
-                 "@p bra done;\nbra again;\ndone:\n}\n" ::"r"(bar), "r"(parity) : "memory");
-}
-
 #if TW_HOPPER
 /* Queues the copy of one box from (column, head, token). */
 static __device__ __forceinline__ void tma(uint32_t dst, const tma_map *m, uint32_t bar, int c,
