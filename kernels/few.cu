@@ -6,24 +6,6 @@
  * RMSNorm costs nothing: its factor of a token is taken out of the sum and put on the end. */
 #include "few.cuh"
 
-/* Eight elements of a token by the norm's weights; their squares are added to *sum. */
-static __device__ __forceinline__ uint4 normed(uint4 u, const float (&k)[8], float off, float *sum)
-{
-    uint32_t w[4] = { u.x, u.y, u.z, u.w };
-
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        float lo = __uint_as_float(w[i] << 16), hi = __uint_as_float(w[i] & 0xffff0000u);
-        __nv_bfloat162 p;
-
-        *sum = fmaf(lo, lo, *sum);
-        *sum = fmaf(hi, hi, *sum);
-        p = __floats2bfloat162_rn(lo * (k[2 * i] + off), hi * (k[2 * i + 1] + off));
-        w[i] = *(uint32_t *)&p;
-    }
-    return make_uint4(w[0], w[1], w[2], w[3]);
-}
-
 /* The matrix that group G is of. */
 template <int MODE> static __device__ __forceinline__ int matrix_of(const few_arg &a, int g)
 {
@@ -146,7 +128,7 @@ static __device__ __forceinline__ void write_out(const few_arg &a, int g, const 
 
     for (int i = threadIdx.x; i < a.T * COLS; i += WARPS * 32) {
         int token = i / COLS, c = i % COLS, row = (g - w.group0) * COLS + c;
-        float r = 1, v, res = 0;
+        float r = 1, res = 0;
 
         if (row >= w.rows)
             continue;
@@ -160,21 +142,8 @@ static __device__ __forceinline__ void write_out(const few_arg &a, int g, const 
                 sq += cell.sq[k][token];
             r = rsqrtf(sq / (float)a.K + a.eps);
         }
-        v = add_up(cell, token, c) * r + (w.bias ? w.bias[row] : 0);
-        if (MODE == LOGITS) {
-            ((float *)a.y)[token * a.ldy + row] = v;
-            continue;
-        }
-        if (a.h)
-            v += adapted(a, token, m, row);
-        if (MODE == GLU) {
-            float up = add_up(cell, token, COLS + c) * r + (a.m[1].bias ? a.m[1].bias[row] : 0);
-
-            if (a.h)
-                up += adapted(a, token, 1, row);
-            v = gate_act(round_bf16(v), a.act) * round_bf16(up);
-        }
-        ((bf16 *)a.y)[token * a.ldy + w.y0 + row] = __float2bfloat16_rn(v + res);
+        put_sum<MODE>(a, token, m, row, add_up(cell, token, c),
+                      MODE == GLU ? add_up(cell, token, COLS + c) : 0, r, res);
     }
 }
 

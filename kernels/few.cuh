@@ -89,5 +89,46 @@ static __device__ __forceinline__ float adapted(const few_arg &a, int token, int
             sum = fmaf(h[r], b[r], sum);
     return l.scale * sum;
 }
+
+/* Eight elements of a token by the norm's weights; their squares are added to *sum. */
+static __device__ __forceinline__ uint4 normed(uint4 u, const float (&k)[8], float off, float *sum)
+{
+    uint32_t w[4] = { u.x, u.y, u.z, u.w };
+
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float lo = __uint_as_float(w[i] << 16), hi = __uint_as_float(w[i] & 0xffff0000u);
+        __nv_bfloat162 p;
+
+        *sum = fmaf(lo, lo, *sum);
+        *sum = fmaf(hi, hi, *sum);
+        p = __floats2bfloat162_rn(lo * (k[2 * i] + off), hi * (k[2 * i + 1] + off));
+        w[i] = *(uint32_t *)&p;
+    }
+    return make_uint4(w[0], w[1], w[2], w[3]);
+}
+
+/* An output of matrix M: its sum (with GLU, up's beside it) by the norm's factor R of the token, with
+ * bias, what adapters add, and residual. */
+template <int MODE> static __device__ __forceinline__ void put_sum(const few_arg &a, int token, int m,
+        int row, float sum, float up, float r, float res)
+{
+    const few_w &w = a.m[m];
+    float v = sum * r + (w.bias ? w.bias[row] : 0);
+
+    if (MODE == LOGITS) {
+        ((float *)a.y)[token * a.ldy + row] = v;
+        return;
+    }
+    if (a.h)
+        v += adapted(a, token, m, row);
+    if (MODE == GLU) {
+        up = up * r + (a.m[1].bias ? a.m[1].bias[row] : 0);
+        if (a.h)
+            up += adapted(a, token, 1, row);
+        v = gate_act(round_bf16(v), a.act) * round_bf16(up);
+    }
+    ((bf16 *)a.y)[token * a.ldy + w.y0 + row] = __float2bfloat16_rn(v + res);
+}
 #endif
 #endif
