@@ -32,6 +32,8 @@ struct few_arg {
 
 /* Queues the product of at most STEP_FEW tokens; GLU and LOGITS have a norm. */
 void cu_few(struct cu_dev *d, struct few_arg *a, enum few_mode mode);
+/* step_ring.cu: the same bits, for up to four tokens on Hopper. False: nothing was done. */
+bool cu_few_ring(struct cu_dev *d, const struct few_arg *a, enum few_mode mode);
 
 #ifdef __CUDACC__
 /* Sixteen bytes that are read once. Not as what nobody writes (.nc): the assembler moves step_wait() in front

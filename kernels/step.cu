@@ -35,15 +35,50 @@ struct cu_step {
     struct step_view view;
     struct choose_arg choose;
     int64_t rows;
+    struct step_way way;
 };
+
+/* KiB that environment variable NAME says. */
+static size_t kib(struct cu_dev *d, const char *name, long usual)
+{
+    const char *s = getenv(name);
+    char *end;
+    long n = s ? strtol(s, &end, 10) : usual;
+
+    if (s && (end == s || *end || n < 1 || n > 1024))
+        cu_fail(d, "%s: '%s' is no number of KiB from 1 to 1024", name, s);
+    return (size_t)n * 1024;
+}
+
+static void set_way(struct cu_dev *d, struct step_way *way)
+{
+    static const char *const name[] = { "plain", "ring" };
+    const char *s = getenv("TW_STEP");
+    int i = STEP_RING;
+
+    if (s)
+        for (i = 0; i < 2 && strcmp(name[i], s); i++)
+            ;
+    if (i == 2)
+        cu_fail(d, "TW_STEP: '%s' is neither plain nor ring", s);
+    *way = { (enum step_kind)i, kib(d, "TW_STEP_RING", 110), kib(d, "TW_STEP_WINDOW", 64) };
+}
 
 struct cu_step *cu_step_of(struct cu_dev *d)
 {
-    if (!d->step)
-        d->step = new (std::nothrow) cu_step();
-    if (!d->step)
+    if (d->step)
+        return d->step;
+    d->step = new (std::nothrow) cu_step();
+    if (d->step)
+        set_way(d, &d->step->way);
+    else
         cu_fail(d, "out of memory");
     return d->step;
+}
+
+const struct step_way *cu_step_way(struct cu_dev *d)
+{
+    return &d->step->way;
 }
 
 const struct step_view *cu_step_view(struct cu_dev *d)

@@ -47,6 +47,14 @@ struct cu_step;
 struct cu_step *cu_step_of(struct cu_dev *d);
 const struct step_view *cu_step_view(struct cu_dev *d);
 int64_t cu_step_rows(struct cu_dev *d);
+/* How few tokens go: TW_STEP says plain or ring, for comparisons; TW_STEP_RING and TW_STEP_WINDOW are
+ * KiB of shared memory a block takes for its ring, and of copies on their way at most. */
+enum step_kind { STEP_PLAIN, STEP_RING };
+struct step_way {
+    enum step_kind kind;
+    size_t ring, window;
+};
+const struct step_way *cu_step_way(struct cu_dev *d);
 /* Buffers of the steps; they grow while nothing is recorded, and earlier records are dropped. */
 enum step_buf { STEP_IN, STEP_LORA, STEP_H, STEP_NORM, STEP_WIDE, STEP_PART, STEP_TICKET,
     STEP_LOGITS, STEP_MOE, STEP_MLA, STEP_NBUF };
@@ -85,19 +93,48 @@ bool cu_choose_fits(const struct cu_dev *d, int64_t V);
 void cu_choose(struct cu_dev *d, const struct choose_arg *a, int64_t rows);
 
 #ifdef __CUDACC__
-/* And lets the next one start, which it does when all blocks of this one have come here. */
-static __device__ __forceinline__ void step_wait()
+/* Lets the next kernel start, which it does when all blocks of this one have come here. What that one
+ * reads before its own wait must then be what no kernel of the step writes before it: not this one,
+ * and not those before this one, which may be running still. */
+static __device__ __forceinline__ void step_next()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+/* Waits for the end of the kernel before this one, and so of all before that. */
+static __device__ __forceinline__ void step_after()
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
-    asm volatile("griddepcontrol.launch_dependents;");
 #endif
+}
+
+static __device__ __forceinline__ void step_wait()
+{
+    step_after();
+    step_next();
 }
 
 /* Brings what will be read after step_wait() near. */
 static __device__ __forceinline__ void step_fetch(const void *p)
 {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+
+/* All dynamic shared memory that a block of KERNEL may have: the limit must not sink below what an earlier
+ * record asks for. And a multiprocessor's L1 as shared memory, so that the next kernel's blocks have room
+ * beside its own. */
+static inline void step_room(struct cu_dev *d, const void *kernel)
+{
+    cudaFuncAttributes f = {};
+
+    CU_TRY(d, cudaFuncGetAttributes(&f, kernel));
+    CU_TRY(d, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                (int)(d->smem_max - f.sharedSizeBytes)));
+    CU_TRY(d, cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                cudaSharedmemCarveoutMaxShared));
 }
 
 /* Starts KERNEL over the end of the one before it, in clusters of CLUSTER blocks along x. */
