@@ -1,5 +1,6 @@
 /* draw.c - tokens drawn on the GPU: the same as run/sampling.c draws from the same logits; and
- * decode steps of fused ops against packed passes, queued, recorded and replayed. Skipped without a GPU. */
+ * decode steps of fused ops against packed passes, queued, recorded and replayed, and their kinds against each
+ * other. Skipped without a GPU. */
 #include <math.h>
 #include <stdlib.h>
 #include "base/rng.h"
@@ -292,6 +293,80 @@ static void replays_are_equal(void)
     close_world(&w);
 }
 
+enum { FEW = 4, STEPS = 5 };
+
+/* Some tokens each of T sequences of different lengths, by steps; their choices in order. */
+static void some_steps(struct world *w, int T, int longest, struct tw_choice *c)
+{
+    int64_t V = tw_model_info(w->m)->V;
+    int32_t *prompt = tw_xcalloc((size_t)longest, sizeof *prompt), last[FEW];
+    struct tw_err err = { 0 };
+
+    for (int i = 0; i < longest; i++)
+        prompt[i] = (int32_t)((i * 41 + i * i) % V);
+    for (int i = 0; i < T; i++) {
+        struct tw_seq seq = { .token = prompt, .n = longest - 31 * i % longest,
+            .adapter = i % 2 ? w->a[0] : NULL };
+
+        seq.state = w->s[i] = tw_state_new(w->m, &err);
+        CHECK(!tw_model_decode(w->m, &seq, 1, NULL, 0, NULL, &err));
+        last[i] = (int32_t)(11 * i % V);
+    }
+    for (int step = 0; step < STEPS; step++, c += T) {
+        struct tw_seq seq[FEW];
+
+        for (int i = 0; i < T; i++) {
+            seq[i] = (struct tw_seq){ .token = &last[i], .n = 1, .state = w->s[i],
+                .adapter = i % 2 ? w->a[0] : NULL };
+            c[i] = (struct tw_choice){ .top_p = 1, .repetition = 1 };
+        }
+        CHECK(!tw_model_draw(w->m, seq, T, c, NULL, &err));
+        for (int i = 0; i < T; i++)
+            last[i] = c[i].id;
+    }
+    for (int i = 0; i < T; i++)
+        tw_state_free(w->s[i]);
+    CHECK_STR(err.msg, "");
+    free(prompt);
+}
+
+/* Few tokens by rings and clusters: the bits of the other kernels. */
+static void ways_are_equal(void)
+{
+    static const int shape[][4] = { { 64, 96, 4, 16 }, { 128, 256, 2, 64 }, { 1024, 3072, 16, 128 },
+        { 2560, 9728, 8, 128 }, { 1120, 352, 6, 64 } };
+    static const int longest[] = { 3, 224, 1300 };
+    static const char *const way[] = { "plain", "ring" };
+
+    for (size_t k = 0; k < sizeof shape / sizeof *shape; k++) {
+        struct tw_choice c[2][FEW][3][STEPS * FEW];
+        struct tw_err err = { 0 };
+
+        for (int i = 0; i < 2; i++) {
+            struct world w;
+
+            tw_dev_close(dev);
+            setenv("TW_STEP", way[i], 1);
+            dev = tw_dev_open("cuda", 0, &err);
+            open_world(&w, shape[k][0], shape[k][1], shape[k][2], shape[k][3]);
+            for (int T = 1; T <= FEW; T++)
+                for (int l = 0; l < 3; l++)
+                    some_steps(&w, T, longest[l], c[i][T - 1][l]);
+            close_world(&w);
+        }
+        for (int T = 1; T <= FEW; T++)
+            for (int l = 0; l < 3; l++)
+                for (int n = 0; n < STEPS * T; n++) {
+                    const struct tw_choice *a = &c[0][T - 1][l][n], *b = &c[1][T - 1][l][n];
+
+                    if (a->id != b->id || a->logp != b->logp)
+                        printf("# shape %zu, %d sequences of %d, choice %d: %d %.9g, %d %.9g\n", k, T,
+                               longest[l], n, a->id, a->logp, b->id, b->logp);
+                    CHECK(a->id == b->id && a->logp == b->logp);
+                }
+    }
+}
+
 int main(void)
 {
     struct tw_err err = { 0 };
@@ -304,6 +379,7 @@ int main(void)
     RUN(draws_are_those_of_the_host);
     RUN(steps_are_passes);
     RUN(replays_are_equal);
+    RUN(ways_are_equal);
     tw_dev_close(dev);
     return test_end();
 }

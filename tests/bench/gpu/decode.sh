@@ -1,8 +1,7 @@
 #!/bin/sh
 # decode.sh - tokens a second of decoding on a GPU, ours and transformers', random weights, bf16, in one
 # run on one card. usage: decode.sh [BUILD]; PROMPT, NEW, RUNS, PEER=0 (ours alone) by environment; and
-# WAYS=plain,ring,rows: few tokens by each of these (TW_STEP) in one process. Plain's and ring's sums must
-# be the same; rows adds in another order.
+# WAYS=plain,ring: few tokens by each of these (TW_STEP) in one process, whose sums must be the same.
 here=$(dirname "$0")
 b=${1:-build}
 prompt=${PROMPT:-128} new=${NEW:-192} runs=${RUNS:-3}
