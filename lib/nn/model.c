@@ -138,8 +138,10 @@ static int64_t room(const struct tw_model *m)
 struct tw_model *tw_model_open(const char *dir, struct tw_dev *dev, const struct tw_model_opts *o,
         struct tw_err *err)
 {
+    static _Atomic uint64_t last;
     struct tw_model *m = tw_xcalloc(1, sizeof *m);
 
+    m->id = ++last;
     m->dev = dev;
     m->ops = tw_ops(dev);
     m->opts = *o;

@@ -75,6 +75,7 @@ struct tw_module {
 };
 
 struct tw_model {
+    uint64_t id;                /* no other model of this process has or had it */
     struct tw_dev *dev;
     const struct tw_ops *ops;
     struct tw_config cfg;

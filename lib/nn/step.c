@@ -215,8 +215,8 @@ int tw_step_run(struct tw_model *m, const struct tw_seq *seq, int64_t n, struct 
     }
     adapters(&st, m, seq, &a);
     if (!tw_model_rope(m, end, err) && !reserve(m, err)) {
-        const void *now[6] = { m, m->mem.p, m->cos[0], m->stack.base, m->global[TW_S_EMBED]->w.data,
-            allowed };
+        const void *now[6] = { (void *)(uintptr_t)m->id, m->mem.p, m->cos[0], m->stack.base,
+            m->global[TW_S_EMBED]->w.data, allowed };
 
         memcpy(key, now, sizeof key);
         st.key = key;
