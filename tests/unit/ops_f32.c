@@ -11,11 +11,11 @@
 
 enum { N = 33, MOST = 70 };
 
-/* y = x w^T of T rows. To be freed. */
-static float *product(struct help_dev *h, const float *x, const float *w, int64_t T, int64_t K)
+/* y = x w^T of T rows, where w has as many as are given. To be freed. */
+static float *product_of(struct help_dev *h, const float *x, const float *w, int64_t T, int64_t n, int64_t K)
 {
-    struct tw_tensor vx = help_tensor(h->d, x, T, K, K + 1), y = help_tensor(h->d, NULL, T, N, N);
-    struct tw_mat m = help_mat(h->d, w, N, K, TW_F32);
+    struct tw_tensor vx = help_tensor(h->d, x, T, K, K + 1), y = help_tensor(h->d, NULL, T, n, n);
+    struct tw_mat m = help_mat(h->d, w, n, K, TW_F32);
     float *got;
 
     ON(linear, &y, &vx, &m, NULL, NULL);
@@ -23,6 +23,11 @@ static float *product(struct help_dev *h, const float *x, const float *w, int64_
     tw_ops(h->d)->free(h->d, vx.data), tw_ops(h->d)->free(h->d, y.data);
     tw_ops(h->d)->free(h->d, m.data);
     return got;
+}
+
+static float *product(struct help_dev *h, const float *x, const float *w, int64_t T, int64_t K)
+{
+    return product_of(h, x, w, T, N, K);
 }
 
 /* |got - true| <= tol * (the sum of |x w|), and what it is to take a denormal for 0. */
@@ -62,6 +67,29 @@ static void random_data(void)
     DEVS(h)
         for (int i = 0; i < NROWS; i++)
             near(h, x, w, rows[i], K, 0x1p-22, "random");
+    free(x), free(w);
+}
+
+/* Few rows read several panels side by side, one group of them behind the other: they have the bits that
+ * all rows together have, wherever an item's columns and the sum end. */
+static void few_rows(void)
+{
+    static const int64_t cols[] = { 40, 1500, 2230 }, sums[] = { 20, 64, 100 };
+    float *x = help_rand(MOST * 100, 1, 1), *w = help_rand(2230 * 100, 2, 1);
+
+    DEVS(h)
+        for (int i = 0; i < 9; i++) {
+            int64_t n = cols[i / 3], K = sums[i % 3];
+            float *all = product_of(h, x, w, MOST, n, K);
+
+            for (int64_t T = 1; T < 19; T += T < 3 ? 1 : 7) {
+                float *got = product_of(h, x, w, T, n, K);
+
+                CHECK(!memcmp(got, all, (size_t)(T * n) * 4));
+                free(got);
+            }
+            free(all);
+        }
     free(x), free(w);
 }
 
@@ -167,6 +195,7 @@ int main(void)
 {
     help_open();
     RUN(random_data);
+    RUN(few_rows);
     RUN(alike);
     RUN(scales);
     RUN(ones);

@@ -92,27 +92,36 @@ struct config {
 };
 
 /* A thread keeps its configuration: to load one takes as long as a small block. */
-AMX void tw_amx_config(int r0, int r1, int P)
+AMX static void config(const uint8_t rows[8])
 {
-    static _Thread_local int have;
+    static _Thread_local uint8_t have[8];
     struct config c __attribute__((aligned(64))) = { .palette = 1 };
-    int want = r0 << 16 | r1 << 8 | P;
 
-    if (have == want)
+    if (!memcmp(have, rows, 8))
         return;
-    have = want;
+    memcpy(have, rows, 8);
     for (int t = 0; t < 8; t++) {
-        int row1 = t == 2 || t == 3 || t == 5, panel1 = t == 1 || t == 3 || t == 7;
-
-        c.rows[t] = (uint8_t)(t >= 6 ? 16 : row1 ? r1 : r0);
-        if (panel1 && P < 2)
-            c.rows[t] = 0;
-        c.bytes[t] = c.rows[t] ? 64 : 0;
+        c.rows[t] = rows[t];
+        c.bytes[t] = rows[t] ? 64 : 0;
     }
     /* The intrinsic names only the first bytes as its input: without this the compiler may drop the
      * stores to the others. */
     __asm__ volatile("" : : "r"(&c) : "memory");
     _tile_loadconfig(&c);
+}
+
+void tw_amx_config(int r0, int r1, int P)
+{
+    uint8_t a = (uint8_t)r0, b = (uint8_t)r1, two = P > 1;
+
+    config((const uint8_t[8]){ a, two * a, b, two * b, a, b, 16, two * 16 });
+}
+
+void tw_amx_config_few(int rows)
+{
+    uint8_t a = (uint8_t)rows;
+
+    config((const uint8_t[8]){ a, a, a, a, a, a, a, 16 });
 }
 
 /* One shape each, so that the loop has no branches. */

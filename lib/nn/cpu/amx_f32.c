@@ -1,48 +1,25 @@
 /* amx_f32.c - f32 products on the tile unit, which multiplies bf16 alone. A number is the sum of three
- * of them, exactly: hi, what its upper half says; mid, what is missing, rounded; lo, what is missing
- * then. Six of the nine products of two numbers' parts are added to the same sums, 32 numbers of k at
- * a time: lo hi, mid hi, mid mid, hi mid, hi lo, hi hi. What is left out is below 2^-23 of a product
- * and of either sign; and as the unit has two chains for even and odd k, sums are nearer to the true
- * ones than a chain of fused multiply-adds is.
+ * of them, exactly: hi, what its upper half says; mid, what the upper half of the rest says; lo, what is
+ * missing then. Six of the nine products of two numbers' parts are added to the same sums, 32 numbers of k
+ * at a time: lo hi, mid hi, mid mid, hi mid, hi lo, hi hi. What is left out is below 2^-21 of a product and
+ * 2^-24.5 in the mean, always towards zero; and as the unit has two chains for even and odd k, sums are
+ * nearer to the true ones than a chain of fused multiply-adds is.
  *
  * What differs from that chain: the unit takes and gives no denormals, so that what is below 2^-126 is
  * 0 and numbers below 2^-110 lose their last bits; and where an infinity meets a part that is 0 there
  * is a NaN (never a finite number).
  *
- * A row or two of a product are bound by reading its weights, and to split them for so little would
- * take longer. The same sums then come from vector instructions, bit by bit: of 32 numbers of k, each
- * of the six products has a chain for even and one for odd k that begin at zero; the two are added,
- * and that to the sum. (All splitting is done without denormals, so that it gives the same there.)
- *
  * What bounds it: 24 products of 16 cycles need 14 tile loads. Weights stay f32 in memory and are
  * split for a block of the sum into the thread's own memory, where all rows pass them; A's parts come
- * from L2. Splitting 32 numbers is 16 vector operations. */
-#include "nn/cpu/amx_priv.h"
+ * from L2. Splitting 32 numbers is 11 vector operations, of which the tile unit hides most. */
+#include "nn/cpu/amx_split.h"
 #if defined(__x86_64__)
 #include <string.h>
 
 #define AHEAD 512               /* panels come from L3 or memory: numbers to ask for L1 .. */
 #define AHEAD2 4096             /* .. and for L2 */
-#define FEW 2                   /* rows for which splitting weights does not pay */
-#define PART_WORDS 256          /* a part of 32 numbers of 16 rows or columns: a tile */
 
-/* Parts of 16 pairs, EVEN being the lower halves. */
-AMX static inline void split(__m512i part[3], __m512 even, __m512 odd)
-{
-    const __m512i upper = _mm512_set1_epi32((int)0xffff0000), half = _mm512_set1_epi32(0x8000);
-    const __mmask32 odds = 0xaaaaaaaa;
-    __m512i hi0 = _mm512_and_si512((__m512i)even, upper), hi1 = _mm512_and_si512((__m512i)odd, upper);
-    __m512 r0 = _mm512_sub_ps(even, (__m512)hi0), r1 = _mm512_sub_ps(odd, (__m512)hi1);
-    __m512i mid0 = _mm512_and_si512(_mm512_add_epi32((__m512i)r0, half), upper);
-    __m512i mid1 = _mm512_and_si512(_mm512_add_epi32((__m512i)r1, half), upper);
-    __m512i lo0 = (__m512i)_mm512_sub_ps(r0, (__m512)mid0), lo1 = (__m512i)_mm512_sub_ps(r1, (__m512)mid1);
-
-    part[0] = _mm512_mask_blend_epi16(odds, _mm512_srli_epi32(hi0, 16), hi1);
-    part[1] = _mm512_mask_blend_epi16(odds, _mm512_srli_epi32(mid0, 16), mid1);
-    part[2] = _mm512_mask_blend_epi16(odds, _mm512_srli_epi32(lo0, 16), lo1);
-}
-
-/* The same of 32 numbers of a row. */
+/* The parts of 32 numbers of a row. */
 AMX static inline void split_row(uint32_t *dst, int64_t stride, __m512 a, __m512 b)
 {
     const __m512i evens = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
@@ -52,22 +29,6 @@ AMX static inline void split_row(uint32_t *dst, int64_t stride, __m512 a, __m512
     split(part, _mm512_permutex2var_ps(a, evens, b), _mm512_permutex2var_ps(a, odds, b));
     for (int p = 0; p < 3; p++)
         _mm512_storeu_si512(dst + p * stride, part[p]);
-}
-
-/* Neither takes nor gives denormals from here on, as the unit; returns what restore() wants. */
-static inline unsigned flush(void)
-{
-    unsigned was = _mm_getcsr();
-
-    _mm_setcsr(was | 0x8040);
-    __asm__ volatile("" : : : "memory");
-    return was;
-}
-
-static inline void restore(unsigned was)
-{
-    __asm__ volatile("" : : : "memory");
-    _mm_setcsr(was);
 }
 
 static inline uint32_t lanes(int64_t n)
@@ -114,7 +75,7 @@ AMX static void pairs32_a(uint32_t *dst, const float *src, int64_t ld, int R, in
 }
 
 /* dst[(i * 3 + p) * 256 + q * 16 ..]: part P of rows 32i + 2q and the next. */
-AMX static void pairs32(uint32_t *dst, const float *src, int64_t ld, int R, int64_t s, int64_t k)
+AMX void tw_amx_pairs32(uint32_t *dst, const float *src, int64_t ld, int R, int64_t s, int64_t k)
 {
     __mmask16 cols = (__mmask16)lanes(R);
     unsigned was = flush();
@@ -330,91 +291,16 @@ AMX static void whole32(const struct tw_whole *all, int P)
     restore(was);
 }
 
-/* Each part as f32, even and odd ones of 32 numbers apart. */
-AMX static void wide32(float *x, const uint32_t *a, int R, int64_t s)
-{
-    for (int64_t i = 0; i < s * R; i += 16, x += 32) {
-        __m512i pair = _mm512_loadu_si512(a + i);
-
-        _mm512_storeu_si512(x, _mm512_slli_epi32(pair, 16));
-        _mm512_storeu_si512(x + 16, _mm512_and_si512(pair, _mm512_set1_epi32((int)0xffff0000)));
-    }
-}
-
-/* One panel and the first K of 32 numbers, onto C. X: parts of R rows. */
-AMX static inline __attribute__((always_inline)) void few_step(float *c, int64_t ldc,
-        const float *x, const float *b, int64_t k, const bool whole, const int R)
-{
-    static const int of_a[6] = { 2, 1, 1, 0, 0, 0 }, of_b[6] = { 0, 0, 1, 1, 2, 0 };
-    const __m512i upper = _mm512_set1_epi32((int)0xffff0000), half = _mm512_set1_epi32(0x8000);
-    __m512 sum[FEW][6][2], part[3];
-
-#pragma GCC unroll 2
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 6
-        for (int i = 0; i < 6; i++)
-            sum[r][i][0] = sum[r][i][1] = _mm512_setzero_ps();
-    for (int q = 0; q < 16; q++)
-#pragma GCC unroll 2
-        for (int odd = 0; odd < 2; odd++) {
-            const float *from = b + (2 * q + odd) * 16;
-            __m512 all = whole || 2 * q + odd < k ? _mm512_loadu_ps(from) : _mm512_setzero_ps(), rest;
-
-            __builtin_prefetch(from + AHEAD);
-            __builtin_prefetch(from + AHEAD2, 0, 2);
-            part[0] = (__m512)_mm512_and_si512((__m512i)all, upper);
-            rest = _mm512_sub_ps(all, part[0]);
-            part[1] = (__m512)_mm512_and_si512(_mm512_add_epi32((__m512i)rest, half), upper);
-            part[2] = _mm512_sub_ps(rest, part[1]);
-#pragma GCC unroll 2
-            for (int r = 0; r < R; r++)
-#pragma GCC unroll 6
-                for (int i = 0; i < 6; i++) {
-                    __m512 row = _mm512_set1_ps(x[(of_a[i] * R + r) * 32 + odd * 16 + q]);
-
-                    sum[r][i][odd] = _mm512_fmadd_ps(row, part[of_b[i]], sum[r][i][odd]);
-                }
-        }
-#pragma GCC unroll 2
-    for (int r = 0; r < R; r++) {
-        __m512 v = _mm512_loadu_ps(c + r * ldc);
-
-#pragma GCC unroll 6
-        for (int i = 0; i < 6; i++)
-            v = _mm512_add_ps(v, _mm512_add_ps(sum[r][i][0], sum[r][i][1]));
-        _mm512_storeu_ps(c + r * ldc, v);
-    }
-}
-
-AMX static void few32(float *c, int64_t ldc, const float *x, const float *b, int64_t bp, int64_t k,
-        bool first, int R, int P)
-{
-    unsigned was = flush();
-
-    for (int r = 0; first && r < R; r++)
-        memset(c + r * ldc, 0, (size_t)P * 64);
-    for (; k > 0; k -= 32, b += 512, x += R * 2 * TW_STEP32)
-        for (int p = 0; p < P; p++)
-            if (R == 1 && k >= 32)
-                few_step(c + p * 16, ldc, x, b + p * bp, k, true, 1);
-            else if (R == 1)
-                few_step(c + p * 16, ldc, x, b + p * bp, k, false, 1);
-            else
-                few_step(c + p * 16, ldc, x, b + p * bp, k, false, 2);
-    restore(was);
-}
-
 void tw_amx_f32(struct tw_kern *k)
 {
     k->split = true;
     k->mm32 = mm32;
     k->whole32 = whole32;
-    k->few32 = few32;
-    k->wide32 = wide32;
-    k->few = FEW;
+    k->few32 = tw_amx_few32;
+    k->few = 16;
     k->pack32 = pack32;
     k->pairs32_a = pairs32_a;
-    k->pairs32 = pairs32;
+    k->pairs32 = tw_amx_pairs32;
     k->mr32 = 32;
     k->pr32 = 2;
     k->kc32 = 288;

@@ -8,6 +8,7 @@
 #define AMX __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16,amx-tile,amx-bf16")))
 
 void tw_amx_config(int r0, int r1, int P);      /* for r0 and r1 rows of P panels */
+void tw_amx_config_few(int rows);       /* tiles 0..3 are sums, 4..6 of A, 7 of B */
 /* From SUM, where the tiles were stored, into C. */
 void tw_amx_finish(const struct tw_whole *w, const float *sum);
 #endif

@@ -98,6 +98,20 @@ struct tw_outer {
     int64_t ahead;              /* elements of B from a line to the one to ask for */
 };
 
+/* Few rows of a product whose weights come from memory, f32 in panels of K rows BP numbers apart, and are
+ * split on the way. A: the whole sum, as pack32 made it. */
+struct tw_few {
+    float *c;                   /* [R][ldc], whole panels */
+    int64_t ldc;
+    bool first;                 /* c is zero, whatever lies there */
+    const uint32_t *a;
+    int R;
+    const float *b;
+    int64_t bp, k, panels;
+    uint32_t *room;             /* of TW_FEW_WORDS */
+};
+#define TW_FEW_WORDS (2 * 4 * 3 * 256)
+
 /* Leaf functions over raw pointers, one table per instruction set (isa_*.c), all compiled from
  * kern.h, so that every table gives the same bits. A panel is 16 columns of a matrix, [s][16]. */
 struct tw_kern {
@@ -126,12 +140,8 @@ struct tw_kern {
     void (*mm32)(float *c, int64_t ldc, const uint32_t *a, const uint32_t *b, int64_t bp, int64_t s,
             bool first, int R, int P);
     void (*whole32)(const struct tw_whole *w, int P);
-    /* mm32's bits, for few rows: B lies in panels of f32 and has K rows from here on. X: wide32 of S
-     * words of A, twice as many. */
-    void (*few32)(float *c, int64_t ldc, const float *x, const float *b, int64_t bp, int64_t k,
-            bool first, int R, int P);
-    void (*wide32)(float *x, const uint32_t *a, int R, int64_t s);
-    int few;                    /* what is few */
+    void (*few32)(const struct tw_few *w);      /* mm32's bits */
+    int few;                    /* rows */
     void (*outer)(const struct tw_outer *o, int blocks);    /* 1 or 2 blocks of 8; NULL: none */
     /* dst[s * R + r] = src[r * ld + s]; pack16: pairs, columns at or past K are zero. */
     void (*pack)(float *dst, const float *src, int64_t ld, int R, int64_t s);

@@ -7,7 +7,7 @@ struct tw_prod {
     struct tw_cpu *d;
     const struct tw_gemm *g;
     bool bf, split;             /* neither: fused multiply-adds of f32 */
-    bool few;                   /* strips of rows that are too few for splitting B */
+    bool few;                   /* few rows: an item is one strip */
     bool tiles;                 /* the tile unit does it */
     int64_t unit;               /* words: blocks of the sum are multiples of it */
     int64_t mc, nc, nj;         /* rows and panels of a tile, tiles per row of tiles */
@@ -70,7 +70,7 @@ void tw_prod_load(const struct tw_prod *j, const struct tw_tile *t, int64_t p, i
 struct tw_strip {
     int64_t p, c0, n;           /* its first panel; its columns */
     int64_t p1;                 /* behind the item's last panel */
-    const float *there;         /* of B, whose split is in half_of(half); of few rows of A, which are wide */
+    const float *there;         /* of B, whose split is in half_of(half) */
     int half;
     int np;
     bool packed;                /* further products are packed for the whole item */

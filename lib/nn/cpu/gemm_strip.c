@@ -11,7 +11,7 @@
 
 static struct tw_tile tile_at(const struct tw_prod *j, int thread, int64_t r0)
 {
-    struct tw_tile t = { .r0 = r0, .r1 = tw_min(j->g->m, r0 + j->mc), .ld = j->pr * 16 };
+    struct tw_tile t = { .r0 = r0, .r1 = tw_min(j->g->m, r0 + j->mc), .ld = (j->few ? j->nc : j->pr) * 16 };
 
     t.c = (float *)j->d->own + (size_t)thread * TW_OWN_WORDS;
     t.b = t.c + TW_OWN_WORDS - TW_B_WORDS;
@@ -203,23 +203,18 @@ static const float *split_of(const struct tw_prod *j, const struct tw_tile *t, s
     return to.b;
 }
 
-/* Words [s, s + n) of a strip's sum in the thread's own memory, of few rows and of any. */
-static void strip_few(const struct tw_prod *j, const struct tw_tile *t, struct tw_strip *e, int64_t s,
-        int64_t n)
+/* The sums of few rows, in the thread's own memory. */
+static void strip_few(const struct tw_prod *j, const struct tw_tile *t, const struct tw_strip *e)
 {
     const struct tw_factors *f = &j->g->f;
-    int64_t at = tw_prod_at(j, s), k = tw_min(tw_prod_at(j, n), f->s - at);
-    int rows = (int)(t->r1 - t->r0);
-    const float *a = t->a + s * rows;
-    float *x = t->c + rows * t->ld;
+    struct tw_few w = { .c = t->c, .ldc = t->ld, .first = !j->g->cont, .a = (const uint32_t *)t->a,
+        .R = (int)(t->r1 - t->r0), .b = (const float *)f->b + e->p * f->s * 16, .bp = f->s * 16, .k = f->s,
+        .panels = e->np, .room = (uint32_t *)t->b };
 
-    if (e->there != a)
-        j->d->k->wide32(x, (const uint32_t *)a, rows, n);
-    e->there = a;
-    j->d->k->few32(t->c, t->ld, x, (const float *)f->b + (e->p * f->s + at) * 16, f->s * 16, k,
-            !s && !j->g->cont, rows, e->np);
+    j->d->k->few32(&w);
 }
 
+/* Words [s, s + n) of a strip's sum in the thread's own memory. */
 static void strip_split(const struct tw_prod *j, const struct tw_tile *t, struct tw_strip *e, int64_t s,
         int64_t n)
 {
@@ -318,7 +313,10 @@ void tw_strip_run(const struct tw_prod *j, const struct tw_tile *t, struct tw_st
         if (!s && g->cont)
             tw_prod_load(j, t, e->p, e->np);
         if (j->split) {
-            (j->few ? strip_few : strip_split)(j, t, e, s, n);
+            if (j->few)
+                strip_few(j, t, e);
+            else
+                strip_split(j, t, e, s, n);
             continue;
         }
         b = tw_prod_pack_b(j, t, &g->f, g->n, e->p, e->np, s, n, &bp);
@@ -339,12 +337,12 @@ void tw_strip_run(const struct tw_prod *j, const struct tw_tile *t, struct tw_st
 /* All strips of a product for the rows that are packed. */
 static void strips(const struct tw_prod *j, const struct tw_tile *t, int64_t i)
 {
-    int64_t p0 = i % j->nj * j->nc, p1 = tw_min((j->g->n + 15) / 16, p0 + j->nc);
+    int64_t p0 = i % j->nj * j->nc, p1 = tw_min((j->g->n + 15) / 16, p0 + j->nc), np = t->ld / 16;
     struct tw_strip e = { .p1 = p1 };
 
     strip_open(j, t, &e);
-    for (e.p = p0; e.p < p1; e.p += j->pr) {
-        e.np = (int)tw_min(j->pr, p1 - e.p);
+    for (e.p = p0; e.p < p1; e.p += np) {
+        e.np = (int)tw_min(np, p1 - e.p);
         e.c0 = e.p * 16;
         e.n = tw_min(j->g->n - e.c0, e.np * 16);
         tw_strip_run(j, t, &e);
@@ -382,12 +380,6 @@ static int64_t row_words(const struct tw_prod *j)
     return panels + (j->g->nmore ? bases * tw_min(most, TW_KC) + TW_KC : 0);
 }
 
-/* What of few rows' sums fits behind C as wide32 makes it. */
-static int64_t few_words(const struct tw_prod *j)
-{
-    return (TW_STRIP_WORDS / j->g->m - j->pr * 16) / (2 * TW_STEP32) * TW_STEP32;
-}
-
 int64_t tw_strip_plan(struct tw_prod *j)
 {
     const struct tw_gemm *g = j->g;
@@ -412,11 +404,12 @@ int64_t tw_strip_plan(struct tw_prod *j)
     rows = (g->m + j->mc - 1) / j->mc;
     cols = rows < items ? (items + rows - 1) / rows : 1;
     j->nc = tw_up((np + cols - 1) / cols, j->pr > 1 ? j->pr : 3);
-    j->nj = (np + j->nc - 1) / j->nc;
     j->few = j->split && g->m <= k->few;
+    if (j->few)
+        j->nc = tw_min(j->nc, TW_STRIP_WORDS / 16 / g->m);
+    j->nj = (np + j->nc - 1) / j->nc;
     /* Few rows: the whole sum at once, so that a panel is read as one stream. */
-    j->kc = tw_prod_even(j, j->few ? few_words(j) : j->split ? k->kc32 : g->m <= 32 ? j->s :
-            j->bf ? k->kc16 : TW_KC);
+    j->kc = tw_prod_even(j, !j->few && j->split ? k->kc32 : g->m <= 32 ? j->s : j->bf ? k->kc16 : TW_KC);
     j->strips = true;
     j->sides = j->nj == 1;
     j->n = 1;
