@@ -187,21 +187,6 @@ AMX void tw_amx_mm16(float *c, int64_t ldc, const uint32_t *a, const uint32_t *b
         BODY(0, 0);
 }
 
-/* The products of a part onto tiles 0..3, 32 rows. */
-#define PART(two_panels)                                                                           \
-    for (int64_t i = 0; i < s; i += 16, a += 512) {                                                \
-        _tile_loadd(4, a, 64);                                                                     \
-        _tile_loadd(6, b + i * 16, 64);                                                            \
-        _tile_loadd(5, a + 256, 64);                                                               \
-        _tile_dpbf16ps(0, 4, 6);                                                                   \
-        _tile_dpbf16ps(2, 5, 6);                                                                   \
-        if (two_panels) {                                                                          \
-            _tile_loadd(7, b + bp + i * 16, 64);                                                   \
-            _tile_dpbf16ps(1, 4, 7);                                                               \
-            _tile_dpbf16ps(3, 5, 7);                                                               \
-        }                                                                                          \
-    }
-
 /* What is in the tiles' place, into C. */
 AMX void tw_amx_finish(const struct tw_whole *w, const float *sum)
 {
@@ -256,19 +241,103 @@ AMX static void begin(const struct tw_whole *w, float *sum, int P)
     }
 }
 
-/* Blocks that are finished as soon as they are summed: what leaves the tiles is still in L1 then. */
+/* What vector units do while tiles are busy, step by step: they finish the block before, 32 columns of
+ * it, and ask for lines that are wanted later. (Asked for all at once, those would keep the loads of
+ * tiles out of the cache's few buffers.) */
+struct meanwhile {
+    struct tw_whole done;       /* of blocks 0: nothing is left of it */
+    const float *sum;
+    int64_t r, rows;            /* the next of its rows; how many a step takes */
+    struct tw_next next;
+    int64_t left;               /* steps that ask */
+    const struct tw_whole *now; /* its lines are asked for, too, from row AHEAD on */
+    int64_t ahead;
+};
+
+AMX static inline void rows_out(const struct tw_whole *w, const float *sum, int64_t r, int64_t to)
+{
+    __m512 scale = _mm512_set1_ps(w->scale);
+
+    for (; r < to; r++)
+        for (int p = 0; p < 2; p++) {
+            __m512 x = _mm512_load_ps(sum + r * 32 + p * 16);
+
+            if (w->scale != 1)
+                x = _mm512_mul_ps(x, scale);
+            if (w->bias)
+                x = _mm512_add_ps(x, _mm512_loadu_ps(w->bias + p * 16));
+            if (w->res)
+                x = _mm512_add_ps(x, _mm512_loadu_ps(w->res + r * w->ldres + p * 16));
+            _mm512_storeu_ps(w->c + r * w->ldc + p * 16, x);
+        }
+}
+
+AMX static inline void meanwhile(struct meanwhile *m)
+{
+    int64_t to = tw_min(32, m->r + m->rows);
+
+    rows_out(&m->done, m->sum, m->r, to);
+    m->r = to;
+    if (m->left > 0) {
+        m->left--;
+        tw_ask(&m->next);
+    }
+    to = tw_min(32, m->ahead + m->rows);
+    for (; m->ahead < to; m->ahead++) {
+        __builtin_prefetch(m->now->c + m->ahead * m->now->ldc, 1);
+        __builtin_prefetch(m->now->c + m->ahead * m->now->ldc + 16, 1);
+    }
+}
+
+/* How W's blocks of STEPS steps share what there is to do. */
+static struct meanwhile meanwhile_of(const struct tw_whole *w, int64_t steps)
+{
+    struct meanwhile m = { .r = 32, .rows = (32 + steps - 1) / steps, .next = w->next, .ahead = 32 };
+    int64_t lines = w->next.n * w->blocks / 64, per = (lines + steps * w->blocks - 1) / (steps * w->blocks);
+
+    if (lines > 0) {
+        m.next.n = per * 64;
+        m.left = lines / per;
+    }
+    return m;
+}
+
+/* The products of a part onto tiles 0..3, 32 rows. */
+#define PART(two_panels)                                                                           \
+    for (int64_t i = 0; i < s; i += 16, a += 512) {                                                \
+        _tile_loadd(4, a, 64);                                                                     \
+        _tile_loadd(6, b + i * 16, 64);                                                            \
+        _tile_dpbf16ps(0, 4, 6);                                                                   \
+        _tile_loadd(5, a + 256, 64);                                                               \
+        _tile_dpbf16ps(2, 5, 6);                                                                   \
+        if (two_panels) {                                                                          \
+            _tile_loadd(7, b + bp + i * 16, 64);                                                   \
+            _tile_dpbf16ps(1, 4, 7);                                                               \
+            _tile_dpbf16ps(3, 5, 7);                                                               \
+        }                                                                                          \
+        meanwhile(&m);                                                                             \
+    }
+
+/* Blocks one behind the other: a block is finished while the next is summed. */
 AMX void tw_amx_whole16(const struct tw_whole *all, int P)
 {
-    float sum[32 * 32] __attribute__((aligned(64)));
+    float sum[2][32 * 32] __attribute__((aligned(64)));
     struct tw_whole w = *all;
+    struct meanwhile m;
+    int64_t steps = 0;
 
+    for (int q = 0; q < w.parts; q++)
+        steps += w.part[q].s / 16;
+    m = meanwhile_of(all, tw_max(steps, 1));
     memset(sum, 0, sizeof sum);
     tw_amx_config(16, 16, P);
-    for (int64_t n = w.blocks; n > 0; n--, tw_whole_next(&w, 32)) {
-        tw_whole_ahead(&w, 32);
-        tw_ask(&w.next);
-        begin(&w, sum, P);
-        __asm__ volatile("" : : "r"(sum) : "memory");
+    for (int64_t n = 0; n < w.blocks; n++, tw_whole_next(&w, 32)) {
+        float *to = sum[n % 2];
+
+        begin(&w, to, P);
+        m.now = &w;
+        m.ahead = w.ahead && w.n == 32 ? 0 : 32;
+        __asm__ volatile("" : : "r"(to) : "memory");
         for (int q = 0; q < w.parts; q++) {
             const uint32_t *a = w.part[q].a, *b = w.part[q].b;
             int64_t bp = w.part[q].bp, s = w.part[q].s;
@@ -278,14 +347,22 @@ AMX void tw_amx_whole16(const struct tw_whole *all, int P)
             else
                 PART(0)
         }
-        _tile_stored(0, sum, 128);
-        _tile_stored(2, sum + 512, 128);
+        rows_out(&m.done, m.sum, m.r, 32);
+        _tile_stored(0, to, 128);
+        _tile_stored(2, to + 512, 128);
         if (P > 1) {
-            _tile_stored(1, sum + 16, 128);
-            _tile_stored(3, sum + 528, 128);
+            _tile_stored(1, to + 16, 128);
+            _tile_stored(3, to + 528, 128);
         }
-        __asm__ volatile("" : : "r"(sum) : "memory");
-        tw_amx_finish(&w, sum);
+        __asm__ volatile("" : : "r"(to) : "memory");
+        m.done = w;
+        m.sum = to;
+        m.r = 0;
+        if (w.n < 32) {
+            tw_amx_finish(&w, to);
+            m.r = 32;
+        }
     }
+    rows_out(&m.done, m.sum, m.r, 32);
 }
 #endif

@@ -167,7 +167,7 @@ static const struct tw_kern *choose(struct tw_cpu *d, const char *isa)
         d->amx.unit16 = 16;
         d->amx.mr16 = 32;
         d->amx.pr16 = 2;
-        d->amx.kc16 = 144;
+        d->amx.kc16 = 1024;
         d->amx.mc16 = 512;
         tw_amx_f32(&d->amx);
         return &d->amx;

@@ -13,6 +13,7 @@
 
 #define A_WORDS ((int64_t)2 << 20)
 #define KC 512                  /* words of a block of the sum */
+#define TILES_KC 144            /* of a bf16 sum of tiles */
 #define MOST_PANELS 6           /* of an item */
 #define THIN 64                 /* rows of A for which packing B does not pay */
 #define THIN_KC 32              /* words of a block then */
@@ -291,7 +292,7 @@ void tw_cpu_gemm_tokens(struct tw_cpu *d, const struct tw_gemm *g)
     j.s = j.bf ? tw_up(g->f.s, j.thin ? 2 : 2 * k->unit16) / 2 : g->f.s;
     j.mr = j.thin ? 8 : j.bf ? k->mr16 : j.split ? k->mr32 : k->mr;
     j.pr = j.bf ? k->pr16 : j.split ? k->pr32 : k->pr;
-    j.kc = j.split ? k->kc32 : j.bf ? tw_min(KC, k->kc16) : KC;
+    j.kc = j.split ? k->kc32 : j.bf && k->unit16 > 1 ? TILES_KC : KC;
     if (j.thin)
         j.kc = THIN_KC;
     j.tiles = j.split || (j.bf && !j.thin && k->unit16 > 1);
