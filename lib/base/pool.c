@@ -1,6 +1,7 @@
-/* pool.c - the thread pool. A run is a counter that threads draw items from; whoever comes late
- * finds nothing left and goes back to sleep, so the caller never waits for a thread to wake up,
- * only for those that took an item. */
+/* pool.c - the thread pool. A run is a counter for each thread, from which it draws its own part of the
+ * items before it helps with the others'; whoever comes late finds nothing left and goes back to sleep,
+ * so the caller never waits for a thread to wake up, only for those that took an item. A layer of a model
+ * is a dozen runs of some microseconds each: while threads look, nobody takes a lock. */
 #include "pool.h"
 #include "mem.h"
 #include <pthread.h>
@@ -16,18 +17,28 @@
 #define SPIN 20000
 #define SPIN_CROWDED 2000
 
+/* As long as two cache lines: threads draw from their parts at the same time. */
+struct part {
+    _Atomic int64_t next;
+    int64_t end;
+    char room[112];
+};
+
+#define SHUT (1 << 30)          /* beside the count in `inside`: the run may not be joined any more */
+
 struct tw_pool {
     int threads, spin;
     pthread_t *tid;
-    pthread_mutex_t lock;
+    struct part *part;
+    pthread_mutex_t lock;       /* of those who sleep */
     pthread_cond_t work, done;
-    atomic_uint generation;     /* of runs; changed under the lock */
-    bool open, quit;            /* open: the run may still be joined */
+    atomic_uint generation;     /* of runs */
+    atomic_bool quit;
     atomic_int inside;          /* threads in the run, the caller not counted */
+    atomic_int asleep;          /* threads that must be woken */
+    atomic_bool waits;          /* the caller must be */
     void (*fn)(void *arg, int64_t i, int thread);
     void *arg;
-    int64_t n;
-    _Atomic int64_t next;
 };
 
 struct worker {
@@ -46,10 +57,27 @@ static void relax(void)
 
 static void draw(struct tw_pool *p, int thread)
 {
-    int64_t i;
+    for (int k = 0; k < p->threads; k++) {
+        struct part *x = &p->part[(thread + k) % p->threads];
+        int64_t i;
 
-    while ((i = atomic_fetch_add_explicit(&p->next, 1, memory_order_relaxed)) < p->n)
-        p->fn(p->arg, i, thread);
+        while (atomic_load_explicit(&x->next, memory_order_relaxed) < x->end &&
+                (i = atomic_fetch_add_explicit(&x->next, 1, memory_order_relaxed)) < x->end)
+            p->fn(p->arg, i, thread);
+    }
+}
+
+/* Takes part in the run, if it is still open. */
+static void join(struct tw_pool *p, int thread)
+{
+    if (!(atomic_fetch_add(&p->inside, 1) & SHUT))
+        draw(p, thread);
+    atomic_fetch_sub(&p->inside, 1);
+    if (atomic_load(&p->waits)) {
+        pthread_mutex_lock(&p->lock);
+        pthread_cond_signal(&p->done);
+        pthread_mutex_unlock(&p->lock);
+    }
 }
 
 static void *work(void *arg)
@@ -62,26 +90,18 @@ static void *work(void *arg)
     for (;;) {
         for (int k = 0; k < p->spin && atomic_load(&p->generation) == seen; k++)
             relax();
-        pthread_mutex_lock(&p->lock);
-        while (atomic_load(&p->generation) == seen && !p->quit)
-            pthread_cond_wait(&p->work, &p->lock);
-        seen = atomic_load(&p->generation);
-        if (p->quit) {
+        if (atomic_load(&p->generation) == seen) {
+            pthread_mutex_lock(&p->lock);
+            atomic_fetch_add(&p->asleep, 1);
+            while (atomic_load(&p->generation) == seen)
+                pthread_cond_wait(&p->work, &p->lock);
+            atomic_fetch_sub(&p->asleep, 1);
             pthread_mutex_unlock(&p->lock);
-            return NULL;
         }
-        bool join = p->open;
-
-        if (join)
-            atomic_fetch_add(&p->inside, 1);
-        pthread_mutex_unlock(&p->lock);
-        if (!join)
-            continue;
-        draw(p, w.id);
-        pthread_mutex_lock(&p->lock);
-        if (atomic_fetch_sub(&p->inside, 1) == 1)
-            pthread_cond_signal(&p->done);
-        pthread_mutex_unlock(&p->lock);
+        seen = atomic_load(&p->generation);
+        if (atomic_load(&p->quit))
+            return NULL;
+        join(p, w.id);
     }
 }
 
@@ -148,6 +168,8 @@ struct tw_pool *tw_pool_open(int n)
     p->threads = n > 0 ? n : cpus;
     p->spin = p->threads <= cpus ? SPIN : SPIN_CROWDED;
     p->tid = tw_xcalloc((size_t)p->threads, sizeof(*p->tid));
+    p->part = tw_xcalloc((size_t)p->threads, sizeof(*p->part));
+    p->inside = SHUT;
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->work, NULL);
     pthread_cond_init(&p->done, NULL);
@@ -170,6 +192,37 @@ int tw_pool_threads(const struct tw_pool *p)
     return p->threads;
 }
 
+/* A new generation for N threads at most. */
+static void wake(struct tw_pool *p, int64_t n)
+{
+    atomic_fetch_add(&p->generation, 1);
+    if (!atomic_load(&p->asleep))
+        return;
+    pthread_mutex_lock(&p->lock);
+    if (n > p->threads - 1)
+        pthread_cond_broadcast(&p->work);
+    else
+        for (int64_t i = 1; i < n; i++)
+            pthread_cond_signal(&p->work);
+    pthread_mutex_unlock(&p->lock);
+}
+
+/* Until those who joined have left. */
+static void leave(struct tw_pool *p)
+{
+    atomic_fetch_or(&p->inside, SHUT);
+    for (int k = 0; k < p->spin && atomic_load(&p->inside) != SHUT; k++)
+        relax();
+    if (atomic_load(&p->inside) == SHUT)
+        return;
+    pthread_mutex_lock(&p->lock);
+    atomic_store(&p->waits, true);
+    while (atomic_load(&p->inside) != SHUT)
+        pthread_cond_wait(&p->done, &p->lock);
+    atomic_store(&p->waits, false);
+    pthread_mutex_unlock(&p->lock);
+}
+
 void tw_pool_run(struct tw_pool *p, int64_t n, void (*fn)(void *arg, int64_t i, int thread),
         void *arg)
 {
@@ -178,45 +231,30 @@ void tw_pool_run(struct tw_pool *p, int64_t n, void (*fn)(void *arg, int64_t i, 
             fn(arg, i, 0);
         return;
     }
-    pthread_mutex_lock(&p->lock);
     p->fn = fn;
     p->arg = arg;
-    p->n = n;
-    atomic_store(&p->next, 0);
-    p->open = true;
-    atomic_fetch_add(&p->generation, 1);
-    if (n > p->threads - 1)
-        pthread_cond_broadcast(&p->work);
-    else
-        for (int64_t i = 1; i < n; i++)
-            pthread_cond_signal(&p->work);
-    pthread_mutex_unlock(&p->lock);
-
+    for (int t = 0; t < p->threads; t++) {
+        p->part[t].end = n / p->threads * (t + 1) + n % p->threads * (t + 1) / p->threads;
+        atomic_store_explicit(&p->part[t].next, t ? p->part[t - 1].end : 0, memory_order_relaxed);
+    }
+    atomic_fetch_and(&p->inside, ~SHUT);
+    wake(p, n);
     draw(p, 0);
-    pthread_mutex_lock(&p->lock);
-    p->open = false;
-    pthread_mutex_unlock(&p->lock);
-    for (int k = 0; k < p->spin && atomic_load(&p->inside); k++)
-        relax();
-    pthread_mutex_lock(&p->lock);
-    while (atomic_load(&p->inside))
-        pthread_cond_wait(&p->done, &p->lock);
-    pthread_mutex_unlock(&p->lock);
+    leave(p);
 }
 
 void tw_pool_close(struct tw_pool *p)
 {
     if (!p)
         return;
-    pthread_mutex_lock(&p->lock);
-    p->quit = true;
-    pthread_cond_broadcast(&p->work);
-    pthread_mutex_unlock(&p->lock);
+    atomic_store(&p->quit, true);
+    wake(p, p->threads);
     for (int i = 1; i < p->threads; i++)
         pthread_join(p->tid[i], NULL);
     pthread_mutex_destroy(&p->lock);
     pthread_cond_destroy(&p->work);
     pthread_cond_destroy(&p->done);
+    free(p->part);
     free(p->tid);
     free(p);
 }

@@ -11,7 +11,9 @@ struct tw_pool;
 struct tw_pool *tw_pool_open(int n);
 int tw_pool_threads(const struct tw_pool *p);
 /* Calls fn(arg, i, thread) for every i in [0, n), some at once, and returns when all are done.
- * Items are handed out one by one in ascending order. `thread` is in [0, threads).
+ * Thread t begins with the t-th of as many equal parts of the items, in ascending order, then helps the
+ * others: where items are rows, a thread finds those in its cache that it wrote in the run before.
+ * `thread` is in [0, threads).
  * Not reentrant. */
 void tw_pool_run(struct tw_pool *p, int64_t n, void (*fn)(void *arg, int64_t i, int thread),
         void *arg);
