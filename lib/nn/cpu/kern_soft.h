@@ -55,7 +55,7 @@ static float soft(float *s, int64_t lo, int64_t hi, int64_t end, float scale, fl
     *max = v_most(m);
     m = v_set(*max);
     for (int64_t i = b0; i < b1; i += 16) {
-        vf p = v_exp(v_sub(v_load(s + i), m));
+        vf p = v_exp_soft(v_sub(v_load(s + i), m));
 
         if (i < lo || i + 16 > hi)
             p = v_sel(v_between(lo - i, hi - i), p, zero);
@@ -82,7 +82,7 @@ static void dsoft(float *s, float *dp, int64_t lo, int64_t hi, int64_t end, floa
             v_store(dp + i, zero);
             continue;
         }
-        p = v_exp(v_sub(v_mul(v_load(s + i), sc), l));
+        p = v_exp_soft(v_sub(v_mul(v_load(s + i), sc), l));
         d = v_mul(v_mul(p, v_sub(v_load(dp + i), de)), sc);
         if (i < lo || i + 16 > hi) {
             vm seen = v_between(lo - i, hi - i);
