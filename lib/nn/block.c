@@ -44,10 +44,12 @@ static void swiglu(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x
 {
     struct tw_var *n = tw_t_norm_in(t, x, l->w[TW_S_NORM2]);
     struct tw_weight *w[] = { l->w[TW_S_GATE], l->w[TW_S_UP] };
-    struct tw_var *y[2], *h;            // gate, up [T, I]
+    struct tw_var *y[2], *h = tw_t_glu_of(t, n, w[0], w[1]);     // gate, up [T, I]
 
-    tw_t_linears_joined(t, n, w, 2, y);
-    h = w[0]->bias || w[1]->bias ? tw_t_glu(t, y[0], y[1]) : tw_t_glu_in(t, y[0], y[1]);
+    if (!h) {
+        tw_t_linears_joined(t, n, w, 2, y);
+        h = w[0]->bias || w[1]->bias ? tw_t_glu(t, y[0], y[1]) : tw_t_glu_in(t, y[0], y[1]);
+    }
     tw_block_into(t, h, l->w[TW_S_DOWN], l->w[TW_S_POST2], x, out);
 }
 

@@ -260,6 +260,20 @@ static void c_glu_bwd(struct tw_dev *d, struct tw_tensor *dgate, struct tw_tenso
     flops(d, 8.0 * (double)dy->rows * (double)dy->cols);
 }
 
+static bool c_gated_fits(const struct tw_dev *d, const struct tw_tensor *x, const struct tw_mat *gate,
+        const struct tw_mat *up)
+{
+    return tw_ops(tw_count_like(d))->gated_fits(tw_count_like(d), x, gate, up);
+}
+
+static void c_gated(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor *x,
+        const struct tw_mat *gate, const struct tw_mat *up, enum tw_act act)
+{
+    c_linear(d, NULL, x, gate, NULL, NULL);
+    c_linear(d, NULL, x, up, NULL, NULL);
+    c_glu(d, y, NULL, NULL, act);
+}
+
 static void c_cols(struct tw_dev *d, struct tw_tensor *y, struct tw_tensor *x,
         const struct tw_cols *c, bool back)
 {
@@ -392,6 +406,10 @@ struct tw_dev *tw_count_open(const struct tw_dev *dev, struct tw_err *err)
         c->ops.group_bare = tw_ops(dev)->group_bare;
         c->ops.lora_group = c_lora_group;
         c->ops.lora_group_bwd = c_lora_group_bwd;
+    }
+    if (tw_ops(dev)->gated) {
+        c->ops.gated_fits = c_gated_fits;
+        c->ops.gated = c_gated;
     }
     if (tw_ops(dev)->delta)
         c->ops.delta = &tw_count_delta;

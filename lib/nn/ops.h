@@ -274,6 +274,14 @@ struct tw_ops {
             struct tw_tensor *y, const struct tw_tensor *dy, const struct tw_tensor *gate,
             const struct tw_tensor *up, enum tw_act act);
 
+    /* y = act(x gate^T) * (x up^T), rounded to BF16: the bits of linear() twice and glu(), where nothing goes
+     * back and nothing is added to the products; gated_fits() says for which BF16 x and matrices. NULL,
+     * both: callers do one after the other. */
+    bool (*gated_fits)(const struct tw_dev *d, const struct tw_tensor *x, const struct tw_mat *gate,
+            const struct tw_mat *up);
+    void (*gated)(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor *x,
+            const struct tw_mat *gate, const struct tw_mat *up, enum tw_act act);
+
     /* y[t, i * w + j] = x[t, i * stride + off + j]; with BACK the same columns of x from y. */
     void (*cols)(struct tw_dev *d, struct tw_tensor *y, struct tw_tensor *x,
             const struct tw_cols *c, bool back);

@@ -395,6 +395,20 @@ struct tw_var *tw_t_glu_in(struct tw_tape *t, struct tw_var *gate, struct tw_var
     return glu(t, gate, up, !gate->of && low_fits(t, gate->v.cols));
 }
 
+struct tw_var *tw_t_glu_of(struct tw_tape *t, struct tw_var *x, struct tw_weight *gate,
+        struct tw_weight *up)
+{
+    struct tw_var *y;
+
+    if (!t->ops->gated || t->record || gate->bias || up->bias || !low_fits(t, gate->w.rows) ||
+            tw_lora_ctx_of(t, gate->module).nrun || tw_lora_ctx_of(t, up->module).nrun ||
+            !t->ops->gated_fits(t->dev, &x->v, &gate->w, &up->w))
+        return NULL;
+    y = var_low(t, x->v.rows, gate->w.rows);
+    t->ops->gated(t->dev, &y->v, &x->v, &gate->w, &up->w, (enum tw_act)t->m->cfg.act);
+    return y;
+}
+
 /* In the order of the forward. */
 static void redo(struct tw_tape *t, struct tw_op *op)
 {

@@ -122,6 +122,10 @@ struct tw_var *tw_t_mla(struct tw_tape *t, const struct tw_layer *l, struct tw_v
 struct tw_var *tw_t_glu(struct tw_tape *t, struct tw_var *gate, struct tw_var *up);
 /* The same of products without a bias, whose value only products read. */
 struct tw_var *tw_t_glu_in(struct tw_tape *t, struct tw_var *gate, struct tw_var *up);
+/* The same with the products of x that gate and up are, in one, where nothing is recorded; NULL: not
+ * these. */
+struct tw_var *tw_t_glu_of(struct tw_tape *t, struct tw_var *x, struct tw_weight *gate,
+        struct tw_weight *up);
 
 /* routing.c: what routers are told in a pass, and what is kept of them when all is queued. */
 struct tw_pass;

@@ -163,11 +163,42 @@ static void norm_and_glu(void)
     }
 }
 
+/* The unit in one is its two products and glu() of them. */
+static void gated_in_one(void)
+{
+    DEVS(h) {
+        struct tw_tensor x = tensor(h, T, IN, 1, true), gate = tensor(h, T, OUT, 2, false);
+        struct tw_tensor up = tensor(h, T, OUT, 3, false), y = tensor(h, T, OUT, 4, true);
+        struct tw_tensor z = tensor(h, T, OUT, 4, true), few = x;
+        float *p = help_rand(OUT * IN, 6, 1), *q = help_rand(OUT * IN, 7, 1);
+        struct tw_mat a = help_mat(h->d, p, OUT, IN, TW_BF16), b = help_mat(h->d, q, OUT, IN, TW_BF16);
+
+        few.rows = 3;
+        for (int act = TW_SILU; act <= TW_GELU_TANH && tw_ops(h->d)->gated; act++) {
+            if (strncmp(h->name, "amx", 3)) {
+                CHECK(!tw_ops(h->d)->gated_fits(h->d, &x, &a, &b));
+                break;
+            }
+            CHECK(tw_ops(h->d)->gated_fits(h->d, &x, &a, &b));
+            CHECK(!tw_ops(h->d)->gated_fits(h->d, &few, &a, &b));
+            ON(linear, &gate, &x, &a, NULL, NULL);
+            ON(linear, &up, &x, &b, NULL, NULL);
+            ON(glu, &y, &gate, &up, (enum tw_act)act);
+            ON(gated, &z, &x, &a, &b, (enum tw_act)act);
+            same(h, y.data, z.data, T * OUT, "gated in one");
+        }
+        free(p), free(q);
+        ON(free, x.data), ON(free, gate.data), ON(free, up.data), ON(free, y.data), ON(free, z.data);
+        ON(free, a.data), ON(free, b.data);
+    }
+}
+
 int main(void)
 {
     help_open();
     RUN(products);
     RUN(norm_and_glu);
+    RUN(gated_in_one);
     help_close();
     return test_end();
 }

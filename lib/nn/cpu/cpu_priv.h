@@ -59,6 +59,10 @@ struct tw_whole {
     int64_t ldres;
     int64_t blocks;
     struct tw_next next;        /* of the tile unit alone */
+    uint16_t *y;                /* of gated16 alone, in the place of c: 16 columns of act(gate) * up, which are
+                                 * panel 0 and panel 1 */
+    int64_t ldy;
+    enum tw_act act;
     int64_t rows;               /* of whole32 alone, in the place of blocks: the last one may have fewer */
     struct tw_split split;
     bool ahead;                 /* ask for the lines that a block will finish before it is summed: that
@@ -82,7 +86,8 @@ static inline void tw_whole_next(struct tw_whole *w, int64_t rows)
         w->part[i].a = (const float *)w->part[i].a + rows * w->part[i].s;
     w->from = w->from ? w->from + rows * w->ldf : NULL;
     w->res = w->res ? w->res + rows * w->ldres : NULL;
-    w->c += rows * w->ldc;
+    w->c = w->c ? w->c + rows * w->ldc : NULL;
+    w->y = w->y ? w->y + rows * w->ldy : NULL;
 }
 
 /* c[r * ldc + j] += the sum over tokens t of A(t, r) * b[t * ldb + j], j < n, rounded to bf16: S pairs
@@ -137,6 +142,7 @@ struct tw_kern {
             bool first, int R, int P);
     void (*whole)(const struct tw_whole *w, int P);     /* mr rows */
     void (*whole16)(const struct tw_whole *w, int P);   /* mr16 rows; NULL: there is none */
+    void (*gated16)(const struct tw_whole *w);   /* a gated unit; NULL: there is none */
     void (*mm32)(float *c, int64_t ldc, const uint32_t *a, const uint32_t *b, int64_t bp, int64_t s,
             bool first, int R, int P);
     void (*whole32)(const struct tw_whole *w, int P);
@@ -237,6 +243,7 @@ void tw_amx_pairsw(uint32_t *dst, int W, const uint16_t *src, int64_t ld, int R,
 void tw_amx_mm16(float *c, int64_t ldc, const uint32_t *a, const uint32_t *b, int64_t bp,
         int64_t s, bool first, int R, int P);
 void tw_amx_whole16(const struct tw_whole *w, int P);
+void tw_amx_gated16(const struct tw_whole *w);
 void tw_amx_f32(struct tw_kern *k);     /* what is of f32 products */
 #endif
 
@@ -338,6 +345,11 @@ struct tw_gemm {
     float scale;                /* else times scale, plus bias, plus res, each rounded */
     const float *bias, *res;
     int64_t ldres;
+    const void *up;             /* B of a second product: y = act(C) * that product, in the place of C.
+                                 * NULL: none. Only where tw_cpu_gated_fits() */
+    uint16_t *y;
+    int64_t ldy;
+    enum tw_act act;
 };
 void tw_cpu_gemm(struct tw_cpu *d, const struct tw_gemm *g);
 /* N products of one A (m, f.a, f.lda and f.s are equal), packed once, or one whose sides are of its
@@ -413,6 +425,10 @@ void tw_cpu_kv_put(struct tw_dev *d, const struct tw_tensor *k, const struct tw_
 extern const struct tw_mla_ops tw_cpu_mla;
 void tw_cpu_glu(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor *gate,
         const struct tw_tensor *up, enum tw_act act);
+bool tw_cpu_gated_fits(const struct tw_dev *d, const struct tw_tensor *x, const struct tw_mat *gate,
+        const struct tw_mat *up);
+void tw_cpu_gated(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor *x,
+        const struct tw_mat *gate, const struct tw_mat *up, enum tw_act act);
 void tw_cpu_glu_bwd(struct tw_dev *d, struct tw_tensor *dgate, struct tw_tensor *dup,
         struct tw_tensor *y, const struct tw_tensor *dy, const struct tw_tensor *gate,
         const struct tw_tensor *up, enum tw_act act);

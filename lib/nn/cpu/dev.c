@@ -137,7 +137,8 @@ static const struct tw_ops cpu_ops = {
     .lora_group_bwd = tw_cpu_lora_group_bwd, .begin = tw_cpu_begin, .rope = tw_cpu_rope,
     .attn = tw_cpu_attn, .attn_bwd = tw_cpu_attn_bwd, .kv_bytes = tw_cpu_kv_bytes,
     .kv_put = tw_cpu_kv_put, .mla = &tw_cpu_mla, .moe = &tw_cpu_moe,
-    .glu = tw_cpu_glu, .glu_bwd = tw_cpu_glu_bwd, .cols = tw_cpu_cols, .delta = &tw_cpu_delta_ops,
+    .glu = tw_cpu_glu, .glu_bwd = tw_cpu_glu_bwd, .gated_fits = tw_cpu_gated_fits, .gated = tw_cpu_gated,
+    .cols = tw_cpu_cols, .delta = &tw_cpu_delta_ops,
     .head = tw_cpu_head, .head_scratch = tw_cpu_head_scratch, .logits = tw_cpu_logits,
     .pick = tw_cpu_pick, .add = tw_cpu_add, .scale = tw_cpu_scale, .axpy = tw_cpu_axpy,
     .sumsq = tw_cpu_sumsq, .clip = tw_cpu_clip, .adamw = tw_cpu_adamw, .sgd = tw_cpu_sgd,
@@ -160,6 +161,7 @@ static const struct tw_kern *choose(struct tw_cpu *d, const char *isa)
         d->amx.name = "amx";
         d->amx.mm16 = tw_amx_mm16;
         d->amx.whole16 = tw_amx_whole16;
+        d->amx.gated16 = tw_amx_gated16;
         d->amx.pack16 = tw_amx_pack16;
         d->amx.pairs_a = tw_amx_pairs;
         d->amx.packw = tw_amx_packw;

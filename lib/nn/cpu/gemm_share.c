@@ -6,6 +6,7 @@
 
 #define SHARE_ROWS 512
 #define SHARE_LEAST 192         /* rows that a panel should be read for */
+#define GATED_ROWS 64           /* the least of a gated unit */
 #define SHARE_WORDS ((int64_t)320 << 10)
 
 struct share {
@@ -41,6 +42,58 @@ static void share_pack(void *arg, int64_t i, int thread)
     }
 }
 
+static int64_t strips_of(const struct tw_prod *j)
+{
+    int64_t panels = j->g->up ? 1 : j->pr;
+
+    return (j->g->n + panels * 16 - 1) / (panels * 16);
+}
+
+/* The rows of a gated unit that are no block, from row R of the tile on, by way of memory. */
+static void gated_rest(const struct tw_prod *j, const struct tw_tile *t, const struct tw_whole *w, int64_t r)
+{
+    const struct tw_kern *k = j->d->k;
+    int rows = (int)(t->r1 - t->r0 - r);
+    float sum[32 * 32], y[16];
+
+    for (int q = 0; q < w->parts; q++)
+        k->mm16(sum, 32, (const uint32_t *)w->part[q].a + r * w->part[q].s, w->part[q].b, w->part[q].bp,
+                w->part[q].s, !q, rows, 2);
+    for (int i = 0; i < rows; i++) {
+        k->glu(y, sum + i * 32, sum + i * 32 + 16, 16, w->act);
+        k->low(w->y + (r + i) * w->ldy, y, 16);
+    }
+}
+
+/* Strips [s0, s1) of a gated unit: a panel of gate and one of up each. The sum is cut as A is packed, but
+ * never leaves the tiles. */
+static void gated(const struct tw_prod *j, const struct tw_tile *t, int64_t s0, int64_t s1)
+{
+    const struct tw_gemm *g = j->g;
+    int64_t rows = t->r1 - t->r0, up = ((intptr_t)g->up - (intptr_t)g->f.b) / 4;
+    struct tw_whole w = { .n = 32, .scale = 1, .ldy = g->ldy, .act = g->act, .blocks = rows / 32,
+        .ahead = true };
+
+    for (; s0 < s1; s0++) {
+        const float *b = (const float *)g->f.b + s0 * j->s * 16;
+
+        w.parts = 0;
+        for (int64_t s = 0; s < j->s; s += j->kc, w.parts++) {
+            w.part[w.parts].a = t->a + s * rows;
+            w.part[w.parts].b = b + s * 16;
+            w.part[w.parts].bp = up;
+            w.part[w.parts].s = tw_min(j->kc, j->s - s);
+        }
+        w.y = g->y + t->r0 * g->ldy + s0 * 16;
+        if (w.blocks)
+            w.next = (struct tw_next){ .at = (const char *)(b + j->s * 16), .bp = up * 4, .panels = 2,
+                .n = s0 * 16 + 16 < g->n ? j->s * 64 / w.blocks : 0 };
+        j->d->k->gated16(&w);
+        if (w.blocks * 32 < rows)
+            gated_rest(j, t, &w, w.blocks * 32);
+    }
+}
+
 static void share_item(void *arg, int64_t i, int thread)
 {
     struct share *h = arg;
@@ -52,6 +105,10 @@ static void share_item(void *arg, int64_t i, int thread)
     i %= h->all;
     while (i >= h->items[j - h->j])
         i -= h->items[j++ - h->j];
+    if (j->g->up) {
+        gated(j, &t, i * h->per, tw_min(strips_of(j), (i + 1) * h->per));
+        return;
+    }
     t.c = (float *)j->d->own + (size_t)thread * TW_OWN_WORDS;
     t.b = t.c + TW_OWN_WORDS - TW_B_WORDS;
     np = tw_min((j->g->n + 15) / 16, (i + 1) * h->per * j->pr);
@@ -62,11 +119,6 @@ static void share_item(void *arg, int64_t i, int thread)
         e.n = tw_min(j->g->n - e.c0, e.np * 16);
         tw_strip_run(j, &t, &e);
     }
-}
-
-static int64_t strips_of(const struct tw_prod *j)
-{
-    return (j->g->n + j->pr * 16 - 1) / (j->pr * 16);
 }
 
 /* What is split is done sooner by items that pack rows for themselves, as long as they have room for many
@@ -99,6 +151,26 @@ bool tw_share_fits(struct tw_cpu *d, const struct tw_gemm *g, int n)
     struct share h;
 
     return share_open(&h, d, g, n);
+}
+
+bool tw_cpu_gated_fits(const struct tw_dev *dev, const struct tw_tensor *x, const struct tw_mat *gate,
+        const struct tw_mat *up)
+{
+    const struct tw_kern *k = ((const struct tw_cpu *)dev)->k;
+
+    return k->gated16 && x->dtype == TW_BF16 && gate->dtype == TW_BF16 && up->dtype == TW_BF16 &&
+            gate->rows == up->rows && gate->rows % 16 == 0 && x->rows >= GATED_ROWS &&
+            gate->cols <= 2 * k->kc16 * TW_WHOLE_PARTS;
+}
+
+void tw_cpu_gated(struct tw_dev *dev, struct tw_tensor *y, const struct tw_tensor *x,
+        const struct tw_mat *gate, const struct tw_mat *up, enum tw_act act)
+{
+    struct tw_gemm g = { .m = x->rows, .n = gate->rows, .low = true, .scale = 1, .f = { .s = gate->cols,
+            .a = x->data, .lda = x->ld, .a16 = true, .bkind = TW_B_PANEL16, .b = gate->data },
+        .up = up->data, .y = y->data, .ldy = y->ld, .act = act };
+
+    tw_share_run((struct tw_cpu *)dev, &g, 1);
 }
 
 bool tw_share_run(struct tw_cpu *d, const struct tw_gemm *g, int n)
