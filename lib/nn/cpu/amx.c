@@ -187,6 +187,59 @@ AMX void tw_amx_mm16(float *c, int64_t ldc, const uint32_t *a, const uint32_t *b
         BODY(0, 0);
 }
 
+#define MIX(two_rows, two_panels)                                                                  \
+    do {                                                                                           \
+        _tile_zero(0);                                                                             \
+        if (two_panels)                                                                            \
+            _tile_zero(1);                                                                         \
+        if (two_rows)                                                                              \
+            _tile_zero(2);                                                                         \
+        if (two_rows && two_panels)                                                                \
+            _tile_zero(3);                                                                         \
+        for (int64_t i = 0; i < n; i++, a += R * 16) {                                             \
+            _tile_loadd(4, a, 64);                                                                 \
+            _tile_loadd(6, v[i], 64);                                                              \
+            _tile_dpbf16ps(0, 4, 6);                                                               \
+            if (two_rows) {                                                                        \
+                _tile_loadd(5, a + 256, 64);                                                       \
+                _tile_dpbf16ps(2, 5, 6);                                                           \
+            }                                                                                      \
+            if (two_panels) {                                                                      \
+                _tile_loadd(7, v[i] + bp, 64);                                                     \
+                _tile_dpbf16ps(1, 4, 7);                                                           \
+            }                                                                                      \
+            if (two_rows && two_panels)                                                            \
+                _tile_dpbf16ps(3, 5, 7);                                                           \
+        }                                                                                          \
+        _tile_stored(0, c, cs);                                                                    \
+        if (two_panels)                                                                            \
+            _tile_stored(1, c + 16, cs);                                                           \
+        if (two_rows)                                                                              \
+            _tile_stored(2, c1, cs);                                                               \
+        if (two_rows && two_panels)                                                                \
+            _tile_stored(3, c1 + 16, cs);                                                          \
+    } while (0)
+
+/* Sums over keys stay in tiles, wherever those keys lie. */
+AMX void tw_amx_mix16(float *c, int64_t ldc, const uint32_t *a, const uint32_t *const *v, int64_t bp,
+        int64_t n, int R, int P)
+{
+    int r0 = R < 16 ? R : 16, r1 = R - r0;
+    int64_t cs = ldc * 4;
+    float *c1 = c + 16 * ldc;
+
+    tw_amx_config(r0, r1, P);
+    __asm__ volatile("" : : : "memory");
+    if (r1 && P > 1)
+        MIX(1, 1);
+    else if (r1)
+        MIX(1, 0);
+    else if (P > 1)
+        MIX(0, 1);
+    else
+        MIX(0, 0);
+}
+
 /* What is in the tiles' place, into C. */
 AMX void tw_amx_finish(const struct tw_whole *w, const float *sum)
 {

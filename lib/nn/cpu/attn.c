@@ -237,12 +237,29 @@ static void mix16(const struct att *t, int64_t sq, int64_t kvh, float *o, const 
     }
 }
 
+/* The same on tiles: PP is packed, V room for where the values of each 32 keys begin. */
+static void mix_tiles(const struct att *t, int64_t sq, int64_t kvh, float *o, const uint32_t *pp,
+        const uint32_t **v, int R, int64_t lo, int64_t hi)
+{
+    int64_t bk = t->seq[sq].bk, np;
+
+    for (int64_t j = lo; j < hi; j += 32)
+        v[(j - lo) / 32] = (uint32_t *)(block_of(t, sq, kvh, j) + bk * t->dkw + j % bk / 2 * 16);
+    for (int64_t p = 0; p < t->dvp / 16; p += np) {
+        np = tw_panels(t->pr, t->dvp / 16 - p);
+        t->d->k->mix16(o + p * 16, t->dvp, pp, v, bk / 2 * 16, (hi - lo) / 32, R, (int)np);
+        for (int64_t i = 0; i < (hi - lo) / 32; i++)
+            v[i] += np * bk / 2 * 16;
+    }
+}
+
 /* A block of rows of one (sequence, kv head), and a thread's scratch for them. */
 struct rows {
     int64_t sq, kvh, r0;
     int R;
     float *qp, *o, *s;
     uint32_t *pp;
+    const uint32_t **v;
 };
 
 static const float *query(const struct att *t, const struct rows *w, int r)
@@ -278,6 +295,8 @@ static void attn_rows(const struct att *t, const struct rows *w)
     int64_t lo = a->window ? tw_max(0, first + 1 - a->window) : 0, kb = lo / t->align * t->align;
     int64_t end = tw_up(last + 1, t->align), dv = a->dv;
     float max[MOST_ROWS], sum[MOST_ROWS];
+    const struct tw_kern *k = t->d->k;
+    bool tiles = t->low && k->mix16 && a->scale > 0;
 
     pack_queries(t, w);
     scores(t, w->sq, w->kvh, w->s, w->qp, w->R, kb, end);
@@ -285,10 +304,15 @@ static void attn_rows(const struct att *t, const struct rows *w)
         int64_t pos = q->past + (w->r0 + r) / t->group;
         int64_t from = a->window ? tw_max(0, pos + 1 - a->window) : 0;
 
-        sum[r] = t->d->k->soft(w->s + r * t->lds, from - kb, pos + 1 - kb, end - kb, a->scale,
-                &max[r]);
+        if (tiles)
+            sum[r] = k->soft16(w->pp + r * 16, w->R * 16, w->s + r * t->lds, from - kb, pos + 1 - kb,
+                    end - kb, a->scale, &max[r]);
+        else
+            sum[r] = k->soft(w->s + r * t->lds, from - kb, pos + 1 - kb, end - kb, a->scale, &max[r]);
     }
-    if (t->low)
+    if (tiles)
+        mix_tiles(t, w->sq, w->kvh, w->o, w->pp, w->v, w->R, kb, end);
+    else if (t->low)
         mix16(t, w->sq, w->kvh, w->o, w->s, w->pp, w->R, kb, end);
     else
         mix(t, w->sq, w->kvh, w->o, w->s, w->R, kb, lo, last + 1);
@@ -312,6 +336,7 @@ static void attn_item(void *arg, int64_t i, int thread)
     w.o = w.qp + MOST_ROWS * tw_max(t->dkw, t->a->dk);
     w.s = w.o + MOST_ROWS * t->dvp;
     w.pp = (uint32_t *)(w.s + MOST_ROWS * tw_max(t->lds, t->a->dk));
+    w.v = (const uint32_t **)(w.pp + MOST_ROWS * tw_max(t->lds, t->a->dk));
     while (hi - lo > 1) {       /* the sequence whose items hold i */
         int64_t mid = (lo + hi) / 2;
 
@@ -365,7 +390,8 @@ static int64_t attn_plan(struct att *t)
     t->kv = tw_cpu_scratch(t->d, TW_SLOT_KV, words * 4);
     /* An odd number of cache lines a row: rows do not fall on the same sets. */
     t->lds = tw_up(longest, 32) + 16;
-    t->own = MOST_ROWS * (tw_max(t->dkw, a->dk) + t->dvp + 2 * tw_max(t->lds, a->dk));
+    t->own = MOST_ROWS * (tw_max(t->dkw, a->dk) + t->dvp + 2 * tw_max(t->lds, a->dk)) +
+            tw_up(t->lds / 16, 16);
     if (!t->kv || !tw_cpu_scratch(t->d, TW_SLOT_OWN, (size_t)(t->own * t->d->threads) * 4))
         return -1;
     return items;

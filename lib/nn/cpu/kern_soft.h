@@ -69,6 +69,51 @@ static float soft(float *s, int64_t lo, int64_t hi, int64_t end, float scale, fl
     return v_sum(sum);
 }
 
+#if defined(TW_VEC_DPBF16)
+VFN __m512i soft_two(vf *sum, const float *s, int64_t i, int64_t lo, int64_t hi, vf sc, vf m)
+{
+    vf p[2];
+
+    for (int h = 0; h < 2; h++, i += 16) {
+        p[h] = v_set(0);
+        if (i + 16 <= lo || i >= hi)
+            continue;
+        p[h] = v_exp_soft(v_sub(v_mul(v_load(s + i), sc), m));
+        if (i < lo || i + 16 > hi)
+            p[h] = v_sel(v_between(lo - i, hi - i), p[h], v_set(0));
+        *sum = v_add(*sum, p[h]);
+    }
+    return (__m512i)_mm512_cvtne2ps_pbh(p[1], p[0]);
+}
+
+static float soft16(uint32_t *dst, int64_t ld, const float *s, int64_t lo, int64_t hi, int64_t end,
+        float scale, float *max)
+{
+    vf none = v_set(-INFINITY), most[4] = { none, none, none, none }, sum = v_set(0), m;
+    int64_t i = lo / 16 * 16;
+
+    if (i < lo || i + 16 > hi) {
+        most[0] = v_sel(v_between(lo - i, hi - i), v_load(s + i), none);
+        i += 16;
+    }
+    for (; i + 64 <= hi; i += 64)
+        for (int k = 0; k < 4; k++)
+            most[k] = v_max(v_load(s + i + k * 16), most[k]);
+    for (; i + 16 <= hi; i += 16)
+        most[1] = v_max(v_load(s + i), most[1]);
+    if (i < hi)
+        most[2] = v_max(v_sel(v_between(0, hi - i), v_load(s + i), none), most[2]);
+    *max = v_most(v_max(v_max(most[0], most[1]), v_max(most[2], most[3]))) * scale;
+    m = v_set(*max);
+    for (i = 0; i < end; i += 32, dst += ld)
+        _mm512_storeu_si512(dst, soft_two(&sum, s, i, lo, hi, v_set(scale), m));
+    return v_sum(sum);
+}
+#define SOFT16 soft16
+#else
+#define SOFT16 NULL
+#endif
+
 static void dsoft(float *s, float *dp, int64_t lo, int64_t hi, int64_t end, float scale, float lse,
         float delta)
 {
