@@ -93,10 +93,10 @@ static void give_slots(struct tw_batch *b, const struct tw_model *m)
             continue;
         ranks += tw_lora_cols(b->span[i].a->max_r);
         adapters++;
-        if (b->span[i].a->max_r > 64)
+        if (b->span[i].a->max_r > TW_BESIDE_RANK)
             return;
     }
-    if (!b->drop && adapters <= 8 && 3 * ranks <= m->ext)
+    if (!b->drop && adapters <= TW_BESIDE && 3 * ranks <= m->ext)
         b->ranks = ranks;
 }
 

@@ -125,14 +125,21 @@ static int check_device(const struct tw_model *m, struct tw_err *err)
     return 0;
 }
 
+int64_t tw_model_room(int64_t max_rank)
+{
+    int64_t n = TW_BESIDE * tw_lora_cols(max_rank);
+
+    return n < TW_BESIDE_RANKS ? n : TW_BESIDE_RANKS;
+}
+
 /* Columns for three products' worth of adapters, in whole steps of the products. */
 static int64_t room(const struct tw_model *m)
 {
-    int64_t n = 3 * tw_lora_cols(m->opts.lora_room);
+    int64_t n = tw_lora_cols(m->opts.lora_room);
 
-    if (!m->ops->lora_wide || m->opts.dtype != TW_BF16 || m->opts.train || n > 384)
+    if (!m->ops->lora_wide || m->opts.dtype != TW_BF16 || m->opts.train || n > TW_BESIDE_RANKS)
         return 0;
-    return (n + 63) / 64 * 64;
+    return (3 * n + 63) / 64 * 64;
 }
 
 struct tw_model *tw_model_open(const char *dir, struct tw_dev *dev, const struct tw_model_opts *o,

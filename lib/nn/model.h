@@ -20,6 +20,11 @@ struct tw_model_opts {
     int64_t lora_room;          /* ranks of adapters in one batch, added up, for which there is to be
                                  * room beside the weights (faster where the device can); 0: none */
 };
+/* What that room can take in one batch: so many adapters of ranks up to this, whose ranks, in whole eights,
+ * add up to so many. There is none for a lora_room of more. */
+enum { TW_BESIDE = 8, TW_BESIDE_RANK = 64, TW_BESIDE_RANKS = 128 };
+/* The lora_room for batches of many adapters of ranks up to MAX_RANK: for as many as can be. */
+int64_t tw_model_room(int64_t max_rank);
 /* Every tensor of the checkpoint must be claimed by the family and every claimed one be there. */
 struct tw_model *tw_model_open(const char *dir, struct tw_dev *dev, const struct tw_model_opts *o,
         struct tw_err *err);

@@ -113,6 +113,8 @@ int tw_model_plan(struct tw_model *m, struct tw_adapter *a, int64_t tokens, int6
     if (fake_batch(m, a, tokens, nseq, longest, seq, &p.arena, err) ||
         tw_batch_pack(&p.b, m, seq, nseq, flags, &p.arena, err))
         goto out;
+    if (p.b.ranks)                      /* other adapters of a batch may take the rest of the room */
+        p.b.ranks = tw_lora_cols(m->opts.lora_room);
     if (!(flags & TW_EMBED))
         fake_rows(&p, tokens, flags);
     out->trainable = (m->opts.train ? m->params.elems : 0) +

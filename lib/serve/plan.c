@@ -12,24 +12,40 @@ static size_t available(const struct tw_worker *k)
     return most && most < have ? most : have;
 }
 
-/* The largest adapter with gradients and moments, and a pass; on the counting device. */
+struct tw_model_opts tw_worker_base(const struct tw_worker *k)
+{
+    return (struct tw_model_opts){ .dtype = k->dtype, .lora_room = tw_model_room(k->o.max_rank) };
+}
+
+/* An adapter of rank R with gradients and moments, and a pass over N tokens. */
+static int with_rank(struct tw_model *m, int64_t r, int64_t n, struct tw_plan *p, struct tw_err *err)
+{
+    char *targets = tw_model_targets(m, true, true);
+    struct tw_lora_opts o = { .r = r, .alpha = 32, .init = "default", .targets = targets };
+    struct tw_adapter *a = tw_adapter_new(m, &o, 0, true, err);
+    int ret = a ? tw_model_plan(m, a, n, 1, n, TW_BACKWARD, p, err) : -1;
+
+    tw_adapter_close(a);
+    free(targets);
+    return ret;
+}
+
+/* The largest adapter, and the pass that takes most; on the counting device. */
 static int count(struct tw_worker *k, struct tw_plan *p, struct tw_err *err)
 {
-    struct tw_model_opts m = { .dtype = k->dtype };
+    struct tw_model_opts m = tw_worker_base(k);
     struct tw_dev *dev = tw_count_open(k->dev, err);
     struct tw_model *model = dev ? tw_model_open(k->dir, dev, &m, err) : NULL;
-    char *targets = model ? tw_model_targets(model, true, true) : NULL;
-    struct tw_lora_opts o = { .r = k->o.max_rank, .alpha = 32, .init = "default", .targets = targets };
-    struct tw_adapter *a = model ? tw_adapter_new(model, &o, 0, true, err) : NULL;
     int64_t n = k->engine.micro_tokens, window = k->limits.window;
+    struct tw_plan room = { 0 };        /* a pass that has its adapters beside the weights */
     int ret = -1;
 
     n = window && window < n ? window : n;
-    if (a)
-        ret = tw_model_plan(model, a, n, 1, n, TW_BACKWARD, p, err);
     k->pass_tokens = n;
-    tw_adapter_close(a);
-    free(targets);
+    if (model && !with_rank(model, k->o.max_rank, n, p, err))
+        ret = k->o.max_rank > TW_BESIDE_RANK ? with_rank(model, TW_BESIDE_RANK, n, &room, err) : 0;
+    if (room.activations > p->activations)
+        p->activations = room.activations;
     tw_model_close(model);
     tw_dev_close(dev);
     return ret;

@@ -13,15 +13,15 @@
 static int open_model(struct tw_worker *k, struct tw_err *err)
 {
     struct tw_chat_opts chat = { .thinking = TW_AUTO, .add_special = TW_AUTO, .control = TW_AUTO };
-    struct tw_model_opts m = { .dtype = TW_F32 };
+    struct tw_model_opts m;
     bool gpu;
 
     if (!(k->dir = tw_model_dir(k->o.model, err)) ||
             !(k->dev = tw_dev_open(k->o.device, (int)k->o.threads, err)))
         return -1;
     gpu = tw_ops(k->dev)->low_act;
-    m.dtype = k->o.dtype >= 0 ? (enum tw_dtype)k->o.dtype : gpu ? TW_BF16 : TW_F32;
-    k->dtype = m.dtype;
+    k->dtype = k->o.dtype >= 0 ? (enum tw_dtype)k->o.dtype : gpu ? TW_BF16 : TW_F32;
+    m = tw_worker_base(k);
     if (!(k->model = tw_model_open(k->dir, k->dev, &m, err)) ||
             !(k->chat = tw_chat_open(k->dir, NULL, &chat, err)))
         return -1;

@@ -105,7 +105,9 @@ struct tw_worker {
 /* worker_open.c */
 struct tw_sampler *tw_worker_sampler(struct tw_worker *k, struct tw_model *m, struct tw_err *err);
 
-/* plan.c: how many adapters fit, into k->o.max_adapters; whether a sequence of so many tokens does. */
+/* plan.c: how the base is opened, with room for adapters beside its weights; how many adapters fit, into
+ * k->o.max_adapters; whether a sequence of so many tokens does. */
+struct tw_model_opts tw_worker_base(const struct tw_worker *k);
 int tw_worker_plan(struct tw_worker *k, struct tw_err *err);
 int tw_plan_fits(struct tw_worker *k, int64_t tokens, struct tw_err *err);
 
