@@ -5,7 +5,10 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <unistd.h>
+
+#define LARGE ((size_t)2 << 20)
 
 #define ARENA_FIRST ((size_t)16 << 10)
 #define ARENA_GROW ((size_t)64 << 20)   /* blocks double up to this, so the waste stays bounded */
@@ -29,6 +32,29 @@ void *tw_xmalloc(size_t n)
 
     if (!p)
         out_of_memory(n);
+    return p;
+}
+
+void tw_large_pages(void *p, size_t bytes)
+{
+#ifdef MADV_HUGEPAGE
+    uintptr_t lo = ((uintptr_t)p + LARGE - 1) & ~(LARGE - 1), hi = ((uintptr_t)p + bytes) & ~(LARGE - 1);
+
+    if (hi > lo)
+        (void)madvise((void *)lo, hi - lo, MADV_HUGEPAGE);
+#endif
+}
+
+void *tw_large_alloc(size_t bytes)
+{
+    size_t align = bytes >= LARGE ? LARGE : 64;
+    void *p;
+
+    if (bytes > SIZE_MAX - LARGE)
+        return NULL;
+    p = aligned_alloc(align, (bytes + align - 1) / align * align + (bytes ? 0 : align));
+    if (p && align == LARGE)
+        tw_large_pages(p, bytes);
     return p;
 }
 

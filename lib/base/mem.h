@@ -15,6 +15,11 @@ char *tw_xstrdup(const char *s);
 char *tw_xstrndup(const char *s, size_t n);
 char *tw_xasprintf(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
+/* Of many bytes, those that fill large pages lie in such where the system has them: fewer of them are made
+ * new and looked up. NULL where there is no memory, to be freed. */
+void *tw_large_alloc(size_t bytes);
+void tw_large_pages(void *p, size_t bytes);
+
 /* Text that may hold NUL: always pointer and length. A borrowed view, never owned. */
 struct tw_str {
     const char *p;

@@ -182,15 +182,14 @@ int tw_model_check(const struct tw_model *m, struct tw_weights *file, struct tw_
     return check_claimed(m, file, err);
 }
 
-/* The counting device has no use for billions of numbers. */
-static bool counts_only(const struct tw_model *m)
+bool tw_model_counts(const struct tw_model *m)
 {
     return !strcmp(m->ops->name, "count");
 }
 
 int tw_model_load(struct tw_model *m, struct tw_weights *file, struct tw_err *err)
 {
-    if (counts_only(m))
+    if (tw_model_counts(m))
         return 0;
     for (int64_t i = 0; i < m->nstored; i++)
         if (load_one(m, &m->stored[i], file, err))
@@ -278,7 +277,7 @@ int tw_model_init_random(struct tw_model *m, struct tw_err *err)
 {
     struct tw_pool *pool;
 
-    if (counts_only(m))
+    if (tw_model_counts(m))
         return 0;
     pool = tw_pool_open(0);
     for (int64_t k = 0; k < m->nw; k++) {

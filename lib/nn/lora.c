@@ -2,6 +2,7 @@
 #include "nn/model_priv.h"
 #include "nn/target.h"
 #include "base/log.h"
+#include "base/pool.h"
 #include "base/rng.h"
 #include <math.h>
 #include <stdlib.h>
@@ -231,23 +232,57 @@ static int choose(struct tw_adapter *a, const char *targets, struct tw_err *err)
 }
 
 /* A is random by (seed, module, element), whatever else is adapted; B is zero. */
+struct random_a {
+    float *buf;
+    int64_t n, k;
+    uint64_t seed;
+    double bound, std;                  /* STD 0: uniform */
+};
+
+enum { PIECE = 4096, MANY = 1 << 18 };  /* elements; from so many on threads are worth while */
+
+static void fill_piece(void *arg, int64_t i, int thread)
+{
+    const struct random_a *f = arg;
+    int64_t end = (i + 1) * PIECE < f->n ? (i + 1) * PIECE : f->n;
+    uint64_t k = (uint64_t)f->k;
+
+    for (i *= PIECE; i < end; i++)
+        f->buf[i] = f->std > 0 ? (float)(f->std * tw_rand_normal(f->seed, k, (uint64_t)i)) :
+                (float)((2 * tw_rand01(f->seed, k, (uint64_t)i) - 1) * f->bound);
+}
+
+static int64_t elems_of_a(const struct tw_adapter *a, int64_t k)
+{
+    return a->m->module[k].n * a->lora[k].r * a->m->module[k].w->w.cols;
+}
+
 static void init_a(struct tw_adapter *a, uint64_t seed, bool gaussian)
 {
-    const struct tw_ops *ops = a->m->ops;
+    int64_t all = 0, most = 0;
+    struct tw_pool *pool;
+    float *buf;
 
+    if (tw_model_counts(a->m))
+        return;
     for (int64_t k = 0; k < a->m->nmodule; k++) {
-        struct tw_lora *l = &a->lora[k];
-        int64_t in = a->m->module[k].w->w.cols, n = a->m->module[k].n * l->r * in;
-        double bound = 1 / sqrt((double)in), std = 1 / (double)(l->r ? l->r : 1);
-        float *buf = tw_xmalloc((size_t)n * sizeof *buf + 1);
-
-        for (int64_t i = 0; i < n; i++)
-            buf[i] = gaussian ? (float)(std * tw_rand_normal(seed, (uint64_t)k, (uint64_t)i)) :
-                    (float)((2 * tw_rand01(seed, (uint64_t)k, (uint64_t)i) - 1) * bound);
-        if (n)
-            ops->put(a->m->dev, l->a, buf, (size_t)n * sizeof *buf);
-        free(buf);
+        all += elems_of_a(a, k);
+        most = elems_of_a(a, k) > most ? elems_of_a(a, k) : most;
     }
+    pool = tw_pool_open(all < MANY ? 1 : 0);
+    buf = tw_xreallocarray(NULL, (size_t)most, sizeof *buf);
+    for (int64_t k = 0; k < a->m->nmodule; k++) {
+        struct random_a f = { .buf = buf, .n = elems_of_a(a, k), .k = k, .seed = seed,
+            .bound = 1 / sqrt((double)a->m->module[k].w->w.cols),
+            .std = gaussian ? 1 / (double)a->lora[k].r : 0 };
+
+        if (!f.n)
+            continue;
+        tw_pool_run(pool, (f.n + PIECE - 1) / PIECE, fill_piece, &f);
+        a->m->ops->put(a->m->dev, a->lora[k].a, buf, (size_t)f.n * sizeof *buf);
+    }
+    free(buf);
+    tw_pool_close(pool);
 }
 
 static int check_opts(const struct tw_lora_opts *o, bool *gaussian, struct tw_err *err)

@@ -115,6 +115,8 @@ void tw_model_layout(struct tw_model *m, struct tw_weights *file);
 /* Elements of W on the device, padding included, in type T. */
 int64_t tw_weight_elems(const struct tw_model *m, const struct tw_weight *w, enum tw_dtype t);
 int tw_model_memory(struct tw_model *m, struct tw_err *err);
+/* The counting device has no use for billions of numbers. */
+bool tw_model_counts(const struct tw_model *m);
 /* load.c. What FILE holds is checked against the list before memory is taken for it. */
 int tw_model_check(const struct tw_model *m, struct tw_weights *file, struct tw_err *err);
 int tw_model_load(struct tw_model *m, struct tw_weights *file, struct tw_err *err);

@@ -9,8 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Bytes on their way, at most, where it is more than one state; and of memory that is kept for the next ones,
- * since new pages take longer than the copy. */
+/* Bytes on their way, at most, where it is more than one state (what is swapped out is to leave memory: there
+ * SPARE); and of memory that is kept for the next ones, since new pages take longer than the copy. */
 #define MOST ((size_t)2 << 30)
 #define SPARE ((size_t)512 << 20)
 
@@ -62,21 +62,27 @@ int tw_state_file(const char *path, const void *p, size_t n, bool sync, struct t
     return ret;
 }
 
-static void put(struct tw_keeper *k, struct tw_kept *e)
+/* Whether E's room is needed no more. */
+static bool put(struct tw_keeper *k, struct tw_kept *e)
 {
     struct tw_err err = { 0 };
 
-    if (tw_state_file(e->path, e->room->at, e->n, true, &err))
+    if (tw_state_file(e->path, e->room->at, e->n, k->done, &err)) {
         tw_notice("%s: %s", err.place, err.msg);
-    else
+        return k->done;
+    }
+    if (k->done)
         k->done(k->arg, e->model, e->seq, e->path);
+    return true;
 }
 
-/* E's room is free again, with the lock held. */
+/* E's room, where it still has one, is free again, with the lock held. */
 static void give_back(struct tw_keeper *k, struct tw_kept *e)
 {
     struct room *r = e->room;
 
+    if (!r)
+        return;
     k->bytes -= r->n;
     e->room = NULL;
     if (k->spare_bytes + r->n > SPARE) {
@@ -95,17 +101,19 @@ static void *keeper(void *arg)
     pthread_mutex_lock(&k->lock);
     for (;;) {
         struct tw_kept *e;
+        bool out;
 
         while (!k->first && !k->stop)
             pthread_cond_wait(&k->more, &k->lock);
         if (!(e = k->first))
             break;
         pthread_mutex_unlock(&k->lock);
-        put(k, e);
+        out = put(k, e);
         pthread_mutex_lock(&k->lock);
         if (!(k->first = e->next))
             k->last = &k->first;
-        give_back(k, e);
+        if (out)
+            give_back(k, e);
         e->done = true;
         pthread_cond_broadcast(&k->less);
     }
@@ -138,9 +146,9 @@ void *tw_keeper_room(struct tw_keeper *k, size_t n)
         *at = r->next;
         k->spare_bytes -= r->n;
     }
-    full = k->bytes && k->bytes + (r ? r->n : n) > MOST;
+    full = k->bytes && k->bytes + (r ? r->n : n) > (k->done ? MOST : SPARE);
     pthread_mutex_unlock(&k->lock);
-    if (!r && !full && (r = malloc(sizeof *r + n)))
+    if (!r && !full && (r = tw_large_alloc(sizeof *r + n)))
         r->n = n;
     if (!r || full) {
         free(r);
@@ -172,9 +180,11 @@ struct tw_kept *tw_keeper_add(struct tw_keeper *k, void *room, size_t n, const c
     }
     pthread_mutex_unlock(&k->lock);
     if (!k->running) {                  /* no thread is to be had: here and now, then */
-        put(k, e);
+        bool out = put(k, e);
+
         pthread_mutex_lock(&k->lock);
-        give_back(k, e);
+        if (out)
+            give_back(k, e);
         e->done = true;
         pthread_mutex_unlock(&k->lock);
     }
@@ -193,11 +203,34 @@ bool tw_kept_busy(struct tw_keeper *k, const struct tw_kept *e, bool wait)
     return busy;
 }
 
+const void *tw_kept_take(struct tw_keeper *k, struct tw_kept *e)
+{
+    const void *p;
+
+    pthread_mutex_lock(&k->lock);
+    for (struct tw_kept **at = &k->first; k->first != e && *at; at = &(*at)->next) {
+        if (*at != e)
+            continue;
+        if (!(*at = e->next))
+            k->last = at;
+        e->done = true;
+        break;
+    }
+    while (!e->done)                    /* it is being written */
+        pthread_cond_wait(&k->less, &k->lock);
+    p = e->room ? e->room->at : NULL;
+    pthread_mutex_unlock(&k->lock);
+    return p;
+}
+
 void tw_kept_free(struct tw_keeper *k, struct tw_kept *e)
 {
     if (!e)
         return;
     tw_kept_busy(k, e, true);
+    pthread_mutex_lock(&k->lock);
+    give_back(k, e);
+    pthread_mutex_unlock(&k->lock);
     free(e->model);
     free(e->path);
     free(e);

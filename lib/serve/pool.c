@@ -32,12 +32,18 @@ int tw_pupil_optim(struct tw_worker *k, struct tw_pupil *p, struct tw_err *err)
     return p->optim ? 0 : -1;
 }
 
-/* Out of memory, into a file. */
+/* Out of the device's memory, into a file; that is not waited for where host memory has room until then. */
 static int park(struct tw_worker *k, struct tw_pupil *p, struct tw_err *err)
 {
     char *path = tw_xasprintf("%s/%" PRId64 ".model", k->swap, ++k->files);
+    size_t n = tw_pupil_bytes(p);
+    void *room = tw_keeper_room(k->swapper, n);
 
-    if (tw_pupil_write(p, path, false, err)) {
+    if (room) {
+        tw_pupil_image(p, room);
+        p->parked = tw_keeper_add(k->swapper, room, n, p->id, p->seq, path);
+        p->image = n;
+    } else if (tw_pupil_write(p, path, false, err)) {
         free(path);
         return -1;
     }
@@ -48,19 +54,33 @@ static int park(struct tw_worker *k, struct tw_pupil *p, struct tw_err *err)
     return 0;
 }
 
+static void forget(struct tw_worker *k, struct tw_pupil *p)
+{
+    if (!p->swap)
+        return;
+    if (p->parked)                      /* what nobody needs is not written */
+        tw_kept_take(k->swapper, p->parked);
+    tw_kept_free(k->swapper, p->parked);
+    p->parked = NULL;
+    unlink(p->swap);
+    free(p->swap);
+    p->swap = NULL;
+}
+
 static int unpark(struct tw_worker *k, struct tw_pupil *p, struct tw_err *err)
 {
+    const void *image = p->parked ? tw_kept_take(k->swapper, p->parked) : NULL;
+
     if (tw_adapter_unpark(p->a, err))
         return -1;
-    if (tw_pupil_optim(k, p, err) || tw_pupil_read(k, p, p->swap, err)) {
+    if (tw_pupil_optim(k, p, err) || (image ? tw_pupil_take(p, image, p->image, err) :
+            tw_pupil_read(p, p->swap, err))) {
         tw_optim_close(p->optim);
         p->optim = NULL;
         tw_adapter_park(p->a);
         return -1;
     }
-    unlink(p->swap);
-    free(p->swap);
-    p->swap = NULL;
+    forget(k, p);
     return 0;
 }
 
@@ -118,14 +138,12 @@ void tw_pupil_free(struct tw_worker *k, struct tw_pupil *p)
         at = &(*at)->next;
     if (*at)
         *at = p->next;
-    if (p->swap)
-        unlink(p->swap);
+    forget(k, p);
     tw_kept_free(k->keeper, p->kept);
     tw_optim_close(p->optim);
     tw_adapter_close(p->a);
     tw_engine_close(&p->engine);
     tw_model_close(p->own);
-    free(p->swap);
     free(p->id);
     free(p->dir);
     free(p);

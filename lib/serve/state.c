@@ -59,30 +59,38 @@ int tw_pupil_write(const struct tw_pupil *p, const char *path, bool sync, struct
     return ret;
 }
 
-/* Whether the parts of a file are where its head says they are. */
-static bool whole(const struct tw_map *m, struct head *h)
+/* Whether the parts of N bytes are where their head says they are. */
+static bool parts(const void *p, size_t n, struct head *h)
 {
-    uint32_t crc;
-    uint64_t rest;
+    uint64_t rest = n - sizeof *h;
 
-    if (m->n < sizeof *h + sizeof crc)
+    if (n < sizeof *h)
         return false;
-    memcpy(h, m->p, sizeof *h);
-    memcpy(&crc, m->p + m->n - sizeof crc, sizeof crc);
-    rest = m->n - sizeof *h - sizeof crc;
+    memcpy(h, p, sizeof *h);
     return !memcmp(h->magic, magic, sizeof magic) && h->weights >= 0 && h->moments >= 0 && h->native >= 0 &&
            (uint64_t)h->weights <= rest && (uint64_t)h->moments <= rest &&
            (uint64_t)h->native <= sizeof(struct tw_nat_state) && (h->gradient == 0 || h->gradient == 1) &&
            rest == (uint64_t)h->weights * (uint64_t)(1 + h->gradient) + (uint64_t)h->moments +
-                (uint64_t)h->native &&
-           crc == tw_crc32c(0, m->p, m->n - sizeof crc);
+                (uint64_t)h->native;
 }
 
-/* The native part is the last. */
-static void take_native(struct tw_pupil *p, const struct tw_map *m, const struct head *h)
+/* And those of a file, without its checksum. */
+static bool whole(const struct tw_map *m, struct head *h)
+{
+    size_t n = m->n - sizeof(uint32_t);
+    uint32_t crc;
+
+    if (m->n < sizeof crc || !parts(m->p, n, h))
+        return false;
+    memcpy(&crc, m->p + n, sizeof crc);
+    return crc == tw_crc32c(0, m->p, n);
+}
+
+/* The native part is the last before END. */
+static void take_native(struct tw_pupil *p, const unsigned char *end, const struct head *h)
 {
     p->nat = (struct tw_nat_state){ 0 };
-    memcpy(&p->nat, m->p + m->n - sizeof(uint32_t) - h->native, (size_t)h->native);
+    memcpy(&p->nat, end - h->native, (size_t)h->native);
     p->nat.optim[sizeof p->nat.optim - 1] = 0;
 }
 
@@ -97,26 +105,21 @@ int tw_pupil_peek(struct tw_pupil *p, const char *path, struct tw_err *err)
     if (tw_map_open(&m, path, err))
         return -1;
     if ((ok = whole(&m, &h)))
-        take_native(p, &m, &h);
+        take_native(p, m.p + m.n - sizeof(uint32_t), &h);
     tw_map_close(&m);
     return ok ? 0 : tw_fail(err, path, 0, "this is not the whole state of such a model");
 }
 
-int tw_pupil_read(struct tw_worker *k, struct tw_pupil *p, const char *path, struct tw_err *err)
+int tw_pupil_take(struct tw_pupil *p, const void *image, size_t n, struct tw_err *err)
 {
     size_t nw = tw_adapter_bytes(p->a);
-    struct tw_map m;
+    const unsigned char *at = image, *end = at + n;
     struct head h;
-    const unsigned char *at;
 
-    if (tw_map_open(&m, path, err))
-        return -1;
-    if (!whole(&m, &h) || h.weights != (int64_t)nw || (h.moments &&
-            (size_t)h.moments != tw_optim_bytes(p->optim))) {
-        tw_map_close(&m);
-        return tw_fail(err, path, 0, "this is not the whole state of such a model");
-    }
-    at = m.p + sizeof h;
+    if (!parts(image, n, &h) || h.weights != (int64_t)nw || (h.moments &&
+            (size_t)h.moments != tw_optim_bytes(p->optim)))
+        return tw_fail(err, NULL, 0, "this is not the whole state of such a model");
+    at += sizeof h;
     tw_adapter_put(p->a, false, at);
     at += nw;
     if (h.gradient) {
@@ -125,11 +128,23 @@ int tw_pupil_read(struct tw_worker *k, struct tw_pupil *p, const char *path, str
     }
     if (h.moments)
         tw_optim_put(p->optim, at, h.updates);
-    take_native(p, &m, &h);
+    take_native(p, end, &h);
     p->updates = h.updates;
     p->version = h.version;
     p->pending = h.pending;
     p->seq = h.seq;
-    tw_map_close(&m);
     return 0;
+}
+
+int tw_pupil_read(struct tw_pupil *p, const char *path, struct tw_err *err)
+{
+    struct tw_map m;
+    struct head h;
+    int ret;
+
+    if (tw_map_open(&m, path, err))
+        return -1;
+    ret = whole(&m, &h) ? tw_pupil_take(p, m.p, m.n - sizeof(uint32_t), err) : -1;
+    tw_map_close(&m);
+    return ret ? tw_fail(err, path, 0, "this is not the whole state of such a model") : 0;
 }

@@ -73,7 +73,7 @@ struct tw_pupil *tw_verb_pupil(struct tw_worker *k, struct tw_work *w)
         tw_params_zero(k->dev, tw_pupil_params(p));
         if (restore)
             bad = p->own ? tw_full_restore(k, p, w->create.from, &err) :
-                    tw_pupil_read(k, p, w->create.from, &err);
+                    tw_pupil_read(p, w->create.from, &err);
         else if (w->create.from && w->create.optimizer)
             bad = tw_verb_moments(k, p, w->create.from, &err);
         p->snapped = restore ? p->version : 0;

@@ -66,6 +66,7 @@ struct tw_worker *tw_worker_open(const struct tw_worker_opts *o, struct tw_err *
     pthread_mutex_init(&k->lock, NULL);
     pthread_cond_init(&k->more, NULL);
     k->filer = tw_filer_open();
+    k->swapper = tw_keeper_open(NULL, NULL);
     k->keeper = o->snapshot ? tw_keeper_open(o->snapshot, o->arg) : NULL;
     /* what an earlier process swapped out is of no use: its models come back by their snapshots */
     if (open_model(k, err) || (set_limits(k), tw_worker_plan(k, err)) ||
@@ -117,6 +118,7 @@ void tw_worker_close(struct tw_worker *k, bool drain)
         tw_snap_drop(k, k->snap);
     tw_filer_close(k->filer);
     tw_keeper_close(k->keeper);
+    tw_keeper_close(k->swapper);
     for (h = k->who; h; h = next) {
         next = h->next;
         free(h->name);

@@ -29,6 +29,8 @@ struct tw_pupil {
     struct tw_engine engine;            /* by this; such a model is never parked */
     struct tw_optim *optim;             /* NULL while the adapter is parked */
     char *swap;                         /* file that holds it then; NULL: it is in memory */
+    struct tw_kept *parked;             /* on its way there, of so many bytes; NULL: it is there */
+    size_t image;
     int64_t updates;                    /* steps with a gradient, what bias corrections count */
     int64_t version;                    /* all changes of its weights */
     int64_t pending;                    /* forward_backwards whose gradient waits for a step */
@@ -77,6 +79,7 @@ struct tw_worker {
     struct tw_sampler *sampler;
     struct tw_filer *filer;
     struct tw_keeper *keeper;           /* NULL: there are no snapshots */
+    struct tw_keeper *swapper;
     double next_snapshot;               /* not before then, unless there is nothing else to do */
     int64_t max_batch, kept;            /* samples at once; and for those who have none */
     size_t pass_bytes;                  /* of the activations of a pass over pass_tokens */
@@ -122,8 +125,9 @@ struct tw_who *tw_who_get(struct tw_worker *k, const char *name);
 /* state.c: a pupil's numbers as one file. What they were saved from must be what takes them back. */
 size_t tw_pupil_bytes(const struct tw_pupil *p);
 void tw_pupil_image(const struct tw_pupil *p, void *to);        /* what tw_state_file() is to write */
+int tw_pupil_take(struct tw_pupil *p, const void *image, size_t n, struct tw_err *err);
 int tw_pupil_write(const struct tw_pupil *p, const char *path, bool sync, struct tw_err *err);
-int tw_pupil_read(struct tw_worker *k, struct tw_pupil *p, const char *path, struct tw_err *err);
+int tw_pupil_read(struct tw_pupil *p, const char *path, struct tw_err *err);
 /* First p->nat alone, which says what the moments are of. */
 int tw_pupil_peek(struct tw_pupil *p, const char *path, struct tw_err *err);
 

@@ -1,6 +1,8 @@
 /* serve_keeper.c - states of models on their way into their files */
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include "base/io.h"
 #include "base/mem.h"
@@ -104,12 +106,44 @@ static void memory_is_bounded(void)
     tw_keeper_close(k);
 }
 
+/* Of what is swapped out the bytes are there until the file has them: what is not written yet need not be,
+ * and what cannot be stays. */
+static void bytes_come_back(void)
+{
+    struct tw_keeper *k = tw_keeper_open(NULL, NULL);
+    struct tw_kept *held, *next, *bad;
+    char *path = path_of(1), *other = path_of(2), *fifo = tw_xasprintf("%s.tmp", path);
+    const char *p;
+    int fd;
+
+    CHECK(!mkfifo(fifo, 0600));         /* whoever writes there waits for a reader */
+    held = send(k, 1, 100);
+    next = send(k, 2, 100);
+    CHECK((p = tw_kept_take(k, next)) && p[0] == 2 && p[99] == 2);
+    CHECK(!tw_kept_busy(k, next, false) && (p = tw_kept_take(k, next)) && p[99] == 2);
+    tw_kept_free(k, next);
+    CHECK((fd = open(fifo, O_RDONLY)) >= 0);
+    CHECK(!tw_kept_take(k, held));
+    tw_kept_free(k, held);
+    close(fd);
+    CHECK(access(other, F_OK) && !access(path, F_OK));
+    unlink(path);
+    CHECK(!mkdir(path, 0700));          /* and no file can be named so */
+    bad = send(k, 1, 100);
+    CHECK(!tw_kept_busy(k, bad, true) && (p = tw_kept_take(k, bad)) && p[0] == 1 && p[99] == 1);
+    tw_kept_free(k, bad);
+    rmdir(path);
+    free(path), free(other), free(fifo);
+    tw_keeper_close(k);
+}
+
 int main(void)
 {
     CHECK(mkdtemp(dir) != NULL);
     RUN(files_are_whole);
     RUN(failures_end_there);
     RUN(memory_is_bounded);
+    RUN(bytes_come_back);
     rmdir(dir);
     return test_end();
 }

@@ -8,29 +8,9 @@
 
 /* What the products go through again and again lies in large pages where the system has them: rows
  * of a matrix are pages apart, and looking those up took a tenth of a training step. */
-#define LARGE ((size_t)2 << 20)
-
 static void in_large_pages(struct tw_dev *d, void *p, size_t bytes)
 {
-#ifdef MADV_HUGEPAGE
-    uintptr_t lo = ((uintptr_t)p + LARGE - 1) & ~(LARGE - 1), hi = ((uintptr_t)p + bytes) & ~(LARGE - 1);
-
-    if (hi > lo)
-        (void)madvise((void *)lo, hi - lo, MADV_HUGEPAGE);
-#endif
-}
-
-static void *mem_new(size_t bytes)
-{
-    size_t align = bytes >= LARGE ? LARGE : 64;
-    void *p;
-
-    if (bytes > SIZE_MAX - LARGE)
-        return NULL;
-    p = aligned_alloc(align, (bytes + align - 1) / align * align + (bytes ? 0 : align));
-    if (p && align == LARGE)
-        in_large_pages(NULL, p, bytes);
-    return p;
+    tw_large_pages(p, bytes);
 }
 
 /* Memory of the op table begins 64 bytes behind its length, which is 0 for what malloc gave. Large
@@ -55,7 +35,7 @@ static void *cpu_alloc(struct tw_dev *d, size_t bytes, struct tw_err *err)
     if (bytes >= MAP_MIN && bytes <= SIZE_MAX / 2) {
         p = map_new(bytes);
     } else if (bytes < MAP_MIN) {
-        p = mem_new(bytes + 64);
+        p = tw_large_alloc(bytes + 64);
         if (p)
             memset(p, 0, bytes + 64);
     }
@@ -106,7 +86,7 @@ void *tw_cpu_scratch(struct tw_cpu *d, enum tw_slot s, size_t bytes)
     if (d->slot[s].n < bytes || !d->slot[s].p) {
         free(d->slot[s].p);
         d->slot[s].n = bytes;
-        d->slot[s].p = mem_new(bytes);
+        d->slot[s].p = tw_large_alloc(bytes);
         if (!d->slot[s].p) {
             d->slot[s].n = 0;
             tw_fail(&d->err, NULL, 0, "out of memory: %zu bytes of scratch", bytes);
@@ -196,7 +176,7 @@ struct tw_dev *tw_cpu_open(int threads, const char *isa, struct tw_err *err)
     }
     d->pool = tw_pool_open(threads);
     d->threads = tw_pool_threads(d->pool);
-    d->own = mem_new((size_t)d->threads * TW_OWN_WORDS * 4);
+    d->own = tw_large_alloc((size_t)d->threads * TW_OWN_WORDS * 4);
     if (!d->own) {
         tw_fail(err, NULL, 0, "out of memory: scratch of %d threads", d->threads);
         tw_cpu_close((struct tw_dev *)d);
