@@ -4,10 +4,11 @@ the other, in one run. MODEL is a folder, or the config.json of one with random 
 transformers).
 
 Prints tokens a second of one tenant and of eight that bring as much together; of eight that bring 64 and 512 tokens
-each, merged and in turn; of sampling over one adapter and over eight; how long a snapshot for sampling takes; and the
-memory that 64 adapters at work and 256 registered ones take. TW_BUILD is the build folder. PEER=1 has PEFT first, which
+each, merged and in turn; of sampling over one adapter and over eight; how long a snapshot for sampling takes; how long
+256 more tenants take to come, and 64 of them to come back, from disk; and the memory of the base alone, with eight
+adapters, and with 64 at work of 264 registered. TW_BUILD is the build folder. PEER=1 has PEFT first, which
 trains eight adapters one after the other (needs torch, transformers and peft)."""
-import json, multiprocessing, os, statistics, subprocess, sys, tempfile, time
+import itertools, json, multiprocessing, os, statistics, subprocess, sys, tempfile, time
 
 here = os.path.dirname(os.path.abspath(__file__))
 build = os.environ.get("TW_BUILD", here + "/../../../build")
@@ -102,8 +103,9 @@ def rate(tenants, steps, sequences, length, merged=True):
 
 
 def ratio(name, a, b, runs=int(os.environ.get("RUNS", 3))):
-    """Medians of both, in turns."""
+    """Medians of both, in turns, after one of each: adapters are loaded, and steps recorded, in the first."""
     x, y = [], []
+    a(), b()
     for _ in range(runs):
         x.append(a()), y.append(b())
         print(f"  {time.monotonic() - started:.0f} s: {x[-1]:.0f}, {y[-1]:.0f}", file=sys.stderr, flush=True)
@@ -111,12 +113,12 @@ def ratio(name, a, b, runs=int(os.environ.get("RUNS", 3))):
     print(f"{name}: {x:.0f} against {y:.0f} tok/s, {x / y:.3f}", flush=True)
 
 
+numbers = itertools.count()             # one that was there before has the answer that was there before
 def sampling(sessions, requests=32, prompt=128, new=192):
     def one(i):
         t, s = sessions[i % len(sessions)]
         r = random.Random(i)
-        body = sample_body(s, 1000 + i, prompt=[r.randrange(1, VOCAB) for _ in range(prompt)], tokens=new)
-        del body["seq_id"]
+        body = sample_body(s, next(numbers), prompt=[r.randrange(1, VOCAB) for _ in range(prompt)], tokens=new)
         got = wait(post("asample", body, key=t.key)["request_id"], key=t.key)
         made.append(len(got["sequences"][0]["tokens"]))
     made = []
@@ -124,6 +126,11 @@ def sampling(sessions, requests=32, prompt=128, new=192):
     return sum(made) / took
 
 
+def memory():
+    return get("overview")["server"]["memory"] / 2**30
+
+
+base = memory()
 STEPS = int(os.environ.get("STEPS", 8))
 few = [Apart(i) for i in range(8)]
 one = few[:1]
@@ -140,14 +147,18 @@ for i in range(100):
     took.append(time.monotonic() - t)
 print(f"snapshot for sampling, as a client sees it: median {1e3 * statistics.median(took):.1f} ms, "
       f"p99 {1e3 * sorted(took)[98]:.1f} ms")
-before = get("overview")["server"]["memory"]
-crowd = [Tenant(8 + i) for i in range(256)]
-for t in crowd:
-    t.train(1, 1, 64)
+few_memory, t = memory(), time.monotonic()
+crowd = []
+for i in range(256):
+    crowd.append(Tenant(8 + i))
+    crowd[-1].train(1, 1, 64)
+print(f"256 more tenants, a step of 64 tokens each as they come: {time.monotonic() - t:.1f} s", flush=True)
+back = together([lambda t=t: t.train(1, 1, 64) for t in crowd[:64]])
 live = together([lambda t=t: t.train(4, 1, 64) for t in crowd[:64]])
-s = get("overview", key="tml-t0")["server"]
-print(f"264 adapters registered, {s['resident']} in memory, {s['swapped']} swapped: {s['memory'] / 2**30:.2f} GiB, "
-      f"{before / 2**30:.2f} with 8; 64 at once: {64 * 4 * 64 / live:.0f} tok/s")
+s = get("overview")["server"]
+print(f"64 of them, a step each, back from disk first: {back:.1f} s; then at once: {64 * 4 * 64 / live:.0f} tok/s\n"
+      f"264 adapters registered, {s['resident']} in memory, {s['swapped']} swapped: {memory():.2f} GiB; {few_memory:.2f} with 8; "
+      f"{base:.2f} the base alone")
 server.terminate()
 assert server.wait() == 0
 for t in few:
