@@ -9,7 +9,7 @@
 #include "nn/cpu/amx_split.h"
 #if defined(__x86_64__)
 #define FEW_PANELS 4            /* that are read side by side .. */
-#define FEW_AHEAD 256           /* .. and the numbers that each is asked for ahead */
+#define FEW_AHEAD 448           /* .. and the numbers that each is asked for ahead */
 #define FEW_WORDS (FEW_PANELS * 3 * PART_WORDS)
 _Static_assert(2 * FEW_WORDS == TW_FEW_WORDS, "room for two steps");
 
