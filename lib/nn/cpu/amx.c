@@ -92,17 +92,17 @@ struct config {
 };
 
 /* A thread keeps its configuration: to load one takes as long as a small block. */
-AMX static void config(const uint8_t rows[8])
+AMX static void config(uint64_t rows)           // a byte for each tile
 {
-    static _Thread_local uint8_t have[8];
+    static _Thread_local uint64_t have;
     struct config c __attribute__((aligned(64))) = { .palette = 1 };
 
-    if (!memcmp(have, rows, 8))
+    if (have == rows)
         return;
-    memcpy(have, rows, 8);
+    have = rows;
     for (int t = 0; t < 8; t++) {
-        c.rows[t] = rows[t];
-        c.bytes[t] = rows[t] ? 64 : 0;
+        c.rows[t] = (uint8_t)(rows >> 8 * t);
+        c.bytes[t] = c.rows[t] ? 64 : 0;
     }
     /* The intrinsic names only the first bytes as its input: without this the compiler may drop the
      * stores to the others. */
@@ -112,16 +112,14 @@ AMX static void config(const uint8_t rows[8])
 
 void tw_amx_config(int r0, int r1, int P)
 {
-    uint8_t a = (uint8_t)r0, b = (uint8_t)r1, two = P > 1;
+    uint64_t a = (uint64_t)r0, b = (uint64_t)r1, sums = a | b << 16, two = P > 1;
 
-    config((const uint8_t[8]){ a, two * a, b, two * b, a, b, 16, two * 16 });
+    config(sums | two * sums << 8 | a << 32 | b << 40 | (uint64_t)16 << 48 | two * 16 << 56);
 }
 
 void tw_amx_config_few(int rows)
 {
-    uint8_t a = (uint8_t)rows;
-
-    config((const uint8_t[8]){ a, a, a, a, a, a, a, 16 });
+    config((uint64_t)rows * 0x01010101010101 | (uint64_t)16 << 56);
 }
 
 /* One shape each, so that the loop has no branches. */

@@ -27,6 +27,7 @@ AMX static inline void split_row(uint32_t *dst, int64_t stride, __m512 a, __m512
     __m512i part[3];
 
     split(part, _mm512_permutex2var_ps(a, evens, b), _mm512_permutex2var_ps(a, odds, b));
+#pragma GCC unroll 3
     for (int p = 0; p < 3; p++)
         _mm512_storeu_si512(dst + p * stride, part[p]);
 }
@@ -87,6 +88,7 @@ AMX void tw_amx_pairs32(uint32_t *dst, const float *src, int64_t ld, int R, int6
             __m512 odd = _mm512_maskz_loadu_ps(2 * q + 1 < k ? cols : 0, src + ld);
 
             split(part, even, odd);
+#pragma GCC unroll 3
             for (int p = 0; p < 3; p++)
                 _mm512_storeu_si512(dst + p * PART_WORDS + q * 16, part[p]);
         }
@@ -133,6 +135,7 @@ AMX static inline __attribute__((always_inline)) void split_more(struct tw_split
         __builtin_prefetch(x->src + AHEAD2, 0, 2);
         __builtin_prefetch(x->src + AHEAD2 + 16, 0, 2);
         split(part, _mm512_loadu_ps(x->src), _mm512_loadu_ps(x->src + 16));
+#pragma GCC unroll 3
         for (int p = 0; p < 3; p++)
             _mm512_storeu_si512(x->dst + p * PART_WORDS, part[p]);
         x->src += 32;
@@ -143,6 +146,14 @@ AMX static inline __attribute__((always_inline)) void split_more(struct tw_split
             x->src += x->skip;
         }
     }
+}
+
+/* A tile of A's next step, which lies in L2. */
+static inline __attribute__((always_inline)) void rows_ahead(const uint32_t *a)
+{
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++)
+        __builtin_prefetch(a + i * 16);
 }
 
 /* S words of a sum onto tiles 0..3, and PER pairs of rows split after each product of parts: one shape
@@ -159,16 +170,25 @@ AMX static inline __attribute__((always_inline)) void add(const uint32_t *a, con
         if (two_panels)
             _tile_loadd(7, b + bp, 64);
         MID_A(lo);
+        rows_ahead(a + R * TW_STEP32);
         split_more(&x, per);
         MID_A(mid);
+        rows_ahead(a + R * TW_STEP32 + PART_WORDS);
         split_more(&x, per);
         MID_B(PART_WORDS);
+        rows_ahead(a + R * TW_STEP32 + 2 * PART_WORDS);
         split_more(&x, per);
         MID_A(0);
+        if (two_rows)
+            rows_ahead(a + R * TW_STEP32 + 3 * PART_WORDS);
         split_more(&x, per);
         MID_B(2 * PART_WORDS);
+        if (two_rows)
+            rows_ahead(a + R * TW_STEP32 + 4 * PART_WORDS);
         split_more(&x, per);
         MID_B(0);
+        if (two_rows)
+            rows_ahead(a + R * TW_STEP32 + 5 * PART_WORDS);
         split_more(&x, per);
     }
     *split = x;

@@ -31,6 +31,7 @@ AMX static inline __attribute__((always_inline)) void few_lines(struct few *x, i
             __builtin_prefetch(x->at[p] + FEW_AHEAD);
             __builtin_prefetch(x->at[p] + FEW_AHEAD + 16);
             split(part, _mm512_loadu_ps(x->at[p]), _mm512_loadu_ps(x->at[p] + 16));
+#pragma GCC unroll 3
             for (int q = 0; q < 3; q++)
                 _mm512_store_si512(x->to + (p * 3 + q) * PART_WORDS, part[q]);
             x->at[p] += 32;

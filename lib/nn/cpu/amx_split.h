@@ -13,6 +13,7 @@ AMX static inline void split(__m512i part[3], __m512 even, __m512 odd)
     const __m512i down = _mm512_set4_epi32(0x0f0e0f0e, 0x0b0a0b0a, 0x07060706, 0x03020302);
     const __mmask64 lower = 0x3333333333333333;
 
+#pragma GCC unroll 3
     for (int p = 0; p < 3; p++) {
         part[p] = _mm512_mask_shuffle_epi8((__m512i)odd, lower, (__m512i)even, down);
         even = _mm512_sub_ps(even, (__m512)_mm512_and_si512((__m512i)even, upper));

@@ -14,7 +14,8 @@
 #define A_WORDS ((int64_t)2 << 20)
 #define KC 512                  /* words of a block of the sum */
 #define TILES_KC 144            /* of a bf16 sum of tiles */
-#define MOST_PANELS 6           /* of an item */
+#define MOST_PANELS 6           /* of an item .. */
+#define SPLIT_PANELS 12         /* .. where A is split, three words for two numbers, and comes from L3 */
 #define THIN 64                 /* rows of A for which packing B does not pay */
 #define THIN_KC 32              /* words of a block then */
 
@@ -266,16 +267,22 @@ static int64_t plan(struct job *j)
         j->nj = (np + j->nc - 1) / j->nc;
         return j->nj;
     }
-    j->nc = MOST_PANELS / unit * unit;
+    j->nc = (j->split ? SPLIT_PANELS : MOST_PANELS) / unit * unit;
     rows = (g->m * j->nc * 16 + TW_TILE_WORDS - 1) / TW_TILE_WORDS;
-    if (j->tiles)               /* A comes from L3: as many panels for it as leave work for all threads */
+    if (j->split) {
+        j->nj = (np + j->nc - 1) / j->nc;
+        j->nc = tw_up((np + j->nj - 1) / j->nj, unit);
+    } else if (j->tiles) {      /* A comes from L3: as many panels for it as leave work for all threads */
         j->nc = tw_min(j->nc, tw_max(unit, np * rows / (4 * threads) / unit * unit));
-    else if (rows > 1 || np < 4 * threads * j->nc)
+    } else if (rows > 1 || np < 4 * threads * j->nc) {
         j->nc = unit;
+    }
     rows = (g->m * j->nc * 16 + TW_TILE_WORDS - 1) / TW_TILE_WORDS;
     j->nj = (np + j->nc - 1) / j->nc;
     if (threads > 1 && rows * j->nj < 2 * threads)
         rows = tw_min((2 * threads + j->nj - 1) / j->nj, (g->m + 63) / 64);
+    while (j->split && rows * j->nj % threads && rows * j->nj < 8 * threads && rows < (g->m + 63) / 64)
+        rows++;                 /* as many items for each */
     j->mc = tw_up((g->m + rows - 1) / rows, j->mr);
     j->mc = tw_min(j->mc, TW_TILE_WORDS / (j->nc * 16) / j->mr * j->mr);
     return (g->m + j->mc - 1) / j->mc * j->nj;
