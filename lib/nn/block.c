@@ -109,6 +109,6 @@ static const char *moe_lacks(const struct tw_ops *ops)
 const struct tw_block tw_block_gqa = { .name = "gqa", .forward = gqa, .step = gqa_step,
     .kv = true };
 const struct tw_block tw_block_swiglu = { .name = "swiglu", .forward = swiglu,
-    .step = swiglu_step };
+    .step = swiglu_step, .rows = true };
 const struct tw_block tw_block_moe = { .name = "moe", .forward = moe, .step = moe_step,
     .lacks = moe_lacks };

@@ -59,4 +59,4 @@ static void swiglu_fused_step(struct tw_stepper *s, const struct tw_layer *l)
 const struct tw_block tw_block_gqa_fused = { .name = "gqa_fused", .forward = gqa_fused,
     .step = gqa_fused_step, .kv = true };
 const struct tw_block tw_block_swiglu_fused = { .name = "swiglu_fused", .forward = swiglu_fused,
-    .step = swiglu_fused_step };
+    .step = swiglu_fused_step, .rows = true };

@@ -399,6 +399,7 @@ struct tw_dev *tw_count_open(const struct tw_dev *dev, struct tw_err *err)
 
     c->ops = table;
     c->ops.low_act = tw_ops(dev)->low_act;
+    c->ops.alone = tw_ops(dev)->alone;
     c->ops.plain = tw_ops(dev)->plain;
     c->ops.one_grad = tw_ops(dev)->one_grad;
     c->ops.low_in = tw_ops(dev)->low_in;

@@ -80,6 +80,7 @@ struct tw_block {
     const char *name;
     tw_block_fn *forward;
     tw_block_step_fn *step;     /* NULL: there is none */
+    bool rows;                  /* makes each row of its input alone, whatever else the batch holds */
     bool kv;                    /* keeps keys and values in a decode state */
     bool latent;                /* keeps latents in it */
     bool rec;                   /* keeps a state of constant size there (nn/delta_ops.h) */

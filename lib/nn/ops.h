@@ -133,6 +133,7 @@ struct tw_ops {
                                  * activations, of whole groups of 32 columns: y of rmsnorm() and
                                  * glu(); dgate and dup, where gate and up were; x and dy of linear(),
                                  * linear_dw() without a bias and adapters without dropout */
+    bool alone;                 /* a row's bits do not depend on how many there are */
     bool sets;                  /* linear_dw() and head() know of gradients that are unset */
     bool plain;                 /* a matrix is its rows, one behind the other: what follows it in memory, of
                                  * as many columns and without room for adapters, may be taken as more

@@ -93,6 +93,32 @@ static void layer_forward(struct tw_tape *t, const struct tw_layer *l, struct tw
         t->st->top = start;
 }
 
+/* Whether of the last layer's feed-forward only some rows are wanted: those whose logits are. */
+static bool few_wanted(const struct walk *w)
+{
+    const struct tw_pass *p = w->p;
+    const struct tw_block *ffn = p->m->layer[p->m->cfg.L - 1].ffn->block;
+
+    return p->decode && p->nwant > 0 && p->nwant <= p->b.T / 2 && w->t.ops->alone && ffn->rows &&
+            !p->b.nspan;
+}
+
+/* The last layer of those. */
+static void last_forward(struct walk *w, const struct tw_layer *l, struct tw_var *x, struct tw_var *out)
+{
+    struct tw_tape *t = &w->t;
+    size_t start = t->st->top, size = tw_dtype_size(x->v.dtype), bytes = (size_t)x->v.cols * size;
+    struct tw_var *in = tw_var_new(t, out->v.rows, x->v.cols);
+    struct tw_var *mid = tw_var_new(t, x->v.rows, x->v.cols);
+
+    l->mixer->block->forward(t, l, x, mid);
+    for (int64_t i = 0; i < out->v.rows; i++)
+        t->ops->copy(t->dev, (char *)in->v.data + (size_t)i * bytes,
+                (const char *)mid->v.data + (size_t)w->p->want[i] * bytes, bytes);
+    l->ffn->block->forward(t, l, in, out);
+    t->st->top = start;
+}
+
 static struct tw_var *forward(struct walk *w)
 {
     struct tw_model *m = w->p->m;
@@ -117,8 +143,13 @@ static struct tw_var *forward(struct walk *w)
         t->at = 0;
         if (w->backward && i >= w->lo)
             s->out = tw_var_new(t, x->v.rows, x->v.cols);
+        else if (i == m->cfg.L - 1 && few_wanted(w))
+            s->out = tw_var_new(t, w->p->nwant, x->v.cols);
         top = t->st->top;
-        layer_forward(t, &m->layer[i], x, s->out);
+        if (s->out->v.rows < x->v.rows)
+            last_forward(w, &m->layer[i], x, s->out);
+        else
+            layer_forward(t, &m->layer[i], x, s->out);
         s->last = t->last;
         if (!t->record)
             t->st->top = top;
@@ -226,6 +257,16 @@ static void back(struct walk *w, struct tw_var *x, size_t top)
     }
 }
 
+/* 0, 1, .. N - 1 */
+static const int32_t *counted(struct tw_pass *p, int64_t n)
+{
+    int32_t *row = tw_arena_alloc(&p->arena, (size_t)n * sizeof *row);
+
+    for (int64_t i = 0; i < n; i++)
+        row[i] = (int32_t)i;
+    return row;
+}
+
 int tw_pass_run(struct tw_pass *p, struct tw_dev *dev, struct tw_stack *st, struct tw_err *err)
 {
     struct tw_model *m = p->m;
@@ -243,11 +284,12 @@ int tw_pass_run(struct tw_pass *p, struct tw_dev *dev, struct tw_stack *st, stru
     h = tw_t_norm(&w.t, x, m->global[TW_S_NORM_F], m->cfg.D);
     if (p->decode) {
         const struct tw_mat *hw = m->tied ? &m->global[TW_S_EMBED]->w : &m->global[TW_S_HEAD]->w;
+        const int32_t *row = h->v.rows < p->b.T ? counted(p, h->v.rows) : p->want;
 
         if (p->nwant && p->choice && !w.counting)
-            w.t.ops->choose(dev, &h->v, p->want, p->nwant, hw, p->choice, p->allowed);
+            w.t.ops->choose(dev, &h->v, row, p->nwant, hw, p->choice, p->allowed);
         else if (p->nwant)
-            w.t.ops->logits(dev, p->logits, &h->v, p->want, p->nwant, hw);
+            w.t.ops->logits(dev, p->logits, &h->v, row, p->nwant, hw);
         tw_routing_end(p, &w.t);
         return 0;
     }

@@ -105,7 +105,7 @@ void tw_cpu_run(struct tw_cpu *d, int64_t n, void (*fn)(void *arg, int64_t i, in
 }
 
 static const struct tw_ops cpu_ops = {
-    .name = "cpu", .sets = true, .low_in = true, .close = tw_cpu_close,
+    .name = "cpu", .alone = true, .sets = true, .low_in = true, .close = tw_cpu_close,
     .alloc = cpu_alloc, .free = cpu_free, .put = cpu_copy, .get = cpu_copy, .copy = cpu_copy,
     .zero = cpu_zero, .often = in_large_pages, .sync = cpu_sync,
     .mat_elems = tw_cpu_mat_elems, .mat_put = tw_cpu_mat_put, .mat_get = tw_cpu_mat_get,

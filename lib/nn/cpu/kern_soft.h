@@ -70,20 +70,18 @@ static float soft(float *s, int64_t lo, int64_t hi, int64_t end, float scale, fl
 }
 
 #if defined(TW_VEC_DPBF16)
+/* The weights of keys [i, i + 32), whose scores begin at S, rounded. */
 VFN __m512i soft_two(vf *sum, const float *s, int64_t i, int64_t lo, int64_t hi, vf sc, vf m)
 {
-    vf p[2];
+    vf p = v_exp_soft(v_sub(v_mul(v_load(s), sc), m));
+    vf q = v_exp_soft(v_sub(v_mul(v_load(s + 16), sc), m));
 
-    for (int h = 0; h < 2; h++, i += 16) {
-        p[h] = v_set(0);
-        if (i + 16 <= lo || i >= hi)
-            continue;
-        p[h] = v_exp_soft(v_sub(v_mul(v_load(s + i), sc), m));
-        if (i < lo || i + 16 > hi)
-            p[h] = v_sel(v_between(lo - i, hi - i), p[h], v_set(0));
-        *sum = v_add(*sum, p[h]);
+    if (i < lo || i + 32 > hi) {
+        p = v_sel(v_between(lo - i, hi - i), p, v_set(0));
+        q = v_sel(v_between(lo - i - 16, hi - i - 16), q, v_set(0));
     }
-    return (__m512i)_mm512_cvtne2ps_pbh(p[1], p[0]);
+    *sum = v_add(v_add(*sum, p), q);
+    return (__m512i)_mm512_cvtne2ps_pbh(q, p);
 }
 
 static float soft16(uint32_t *dst, int64_t ld, const float *s, int64_t lo, int64_t hi, int64_t end,
@@ -106,7 +104,7 @@ static float soft16(uint32_t *dst, int64_t ld, const float *s, int64_t lo, int64
     *max = v_most(v_max(v_max(most[0], most[1]), v_max(most[2], most[3]))) * scale;
     m = v_set(*max);
     for (i = 0; i < end; i += 32, dst += ld)
-        _mm512_storeu_si512(dst, soft_two(&sum, s, i, lo, hi, v_set(scale), m));
+        _mm512_storeu_si512(dst, soft_two(&sum, s + i, i, lo, hi, v_set(scale), m));
     return v_sum(sum);
 }
 #define SOFT16 soft16
