@@ -123,7 +123,8 @@ VFN void meanwhile(struct meanwhile *m, const bool unit)
 static struct meanwhile meanwhile_of(const struct tw_whole *w, int64_t steps)
 {
     struct meanwhile m = { .r = 32, .rows = (32 + steps - 1) / steps, .next = w->next, .ahead = 32 };
-    int64_t lines = w->next.n * w->blocks / 64, per = (lines + steps * w->blocks - 1) / (steps * w->blocks);
+    int64_t lines = w->next.n * w->blocks / 64, all = steps * w->blocks * tw_max(1, w->strips);
+    int64_t per = (lines + all - 1) / all;
 
     if (lines > 0) {
         m.next.n = per * 64;
@@ -133,49 +134,76 @@ static struct meanwhile meanwhile_of(const struct tw_whole *w, int64_t steps)
 }
 
 /* The products of a part onto tiles 0..3, 32 rows. */
-#define PART(two_panels)                                                                           \
+#define PART(load_b, two_panels)                                                                   \
     for (int64_t i = 0; i < s; i += 16, a += 512) {                                                \
         _tile_loadd(4, a, 64);                                                                     \
-        _tile_loadd(6, b + i * 16, 64);                                                            \
+        load_b(6, b + i * 16, 64);                                                                 \
         _tile_dpbf16ps(0, 4, 6);                                                                   \
         _tile_loadd(5, a + 256, 64);                                                               \
         _tile_dpbf16ps(2, 5, 6);                                                                   \
         if (two_panels) {                                                                          \
-            _tile_loadd(7, b + bp + i * 16, 64);                                                   \
+            load_b(7, b + bp + i * 16, 64);                                                        \
             _tile_dpbf16ps(1, 4, 7);                                                               \
             _tile_dpbf16ps(3, 5, 7);                                                               \
         }                                                                                          \
-        meanwhile(&m, unit);                                                                          \
+        meanwhile(m, unit);                                                                        \
     }
 
-VFN void whole_blocks(const struct tw_whole *all, int P, const bool unit)
+/* STREAM: B passes L1 by, where A's rows stay for the next strips. */
+VFN void sum_block(const struct tw_whole *w, struct meanwhile *m, int P, const bool unit, const bool stream)
 {
-    float sum[2][32 * 32] __attribute__((aligned(64)));
-    struct tw_whole w = *all;
+    for (int q = 0; q < w->parts; q++) {
+        const uint32_t *a = w->part[q].a, *b = w->part[q].b;
+        int64_t bp = w->part[q].bp, s = w->part[q].s;
+
+        if (stream)
+            PART(_tile_stream_loadd, 1)
+        else if (P > 1)
+            PART(_tile_loadd, 1)
+        else
+            PART(_tile_loadd, 0)
+    }
+}
+
+static void strip_next(struct tw_whole *w)
+{
+    for (int q = 0; q < w->parts; q++)
+        w->part[q].b = (const uint32_t *)w->part[q].b + w->bs;
+    w->c = w->c ? w->c + 32 : NULL;
+    w->bias = w->bias ? w->bias + 32 : NULL;
+    w->res = w->res ? w->res + 32 : NULL;
+    w->y = w->y ? w->y + 16 : NULL;
+}
+
+VFN void whole_blocks(const struct tw_whole *all, int P, const bool unit, const bool stream)
+{
+    float sum[2][32 * 32] __attribute__((aligned(64))), *to = sum[0];
+    struct tw_whole rows = *all, w;
     struct meanwhile m;
     int64_t steps = 0;
 
-    for (int q = 0; q < w.parts; q++)
-        steps += w.part[q].s / 16;
+    for (int q = 0; q < all->parts; q++)
+        steps += all->part[q].s / 16;
     m = meanwhile_of(all, tw_max(steps, 1));
+    m.now = &w;
     memset(sum, 0, sizeof sum);
     tw_amx_config(16, 16, P);
-    for (int64_t n = 0; n < w.blocks; n++, tw_whole_next(&w, 32)) {
-        float *to = sum[n % 2];
-
+    for (int64_t n = 0, strip = 0; n < all->blocks; strip++) {
+        if (strip == tw_max(1, all->strips)) {
+            tw_whole_next(&rows, 32);
+            strip = 0;
+            if (++n == all->blocks)
+                break;
+        }
+        if (strip)
+            strip_next(&w);
+        else
+            w = rows;
+        to = to == sum[0] ? sum[1] : sum[0];
         begin(&w, to, P);
-        m.now = &w;
         m.ahead = w.ahead && w.n == 32 ? 0 : 32;
         __asm__ volatile("" : : "r"(to) : "memory");
-        for (int q = 0; q < w.parts; q++) {
-            const uint32_t *a = w.part[q].a, *b = w.part[q].b;
-            int64_t bp = w.part[q].bp, s = w.part[q].s;
-
-            if (P > 1)
-                PART(1)
-            else
-                PART(0)
-        }
+        sum_block(&w, &m, P, unit, stream);
         some_out(&m, 32, unit);
         _tile_stored(0, to, 128);
         _tile_stored(2, to + 512, 128);
@@ -197,12 +225,18 @@ VFN void whole_blocks(const struct tw_whole *all, int P, const bool unit)
 
 void tw_amx_whole16(const struct tw_whole *w, int P)
 {
-    whole_blocks(w, P, false);
+    if (w->strips > 1)
+        whole_blocks(w, 2, false, true);
+    else
+        whole_blocks(w, P, false, false);
 }
 
 void tw_amx_gated16(const struct tw_whole *w)
 {
-    whole_blocks(w, 2, true);
+    if (w->strips > 1)
+        whole_blocks(w, 2, true, true);
+    else
+        whole_blocks(w, 2, true, false);
 }
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -58,9 +58,11 @@ struct tw_whole {
     const float *bias, *res;    /* NULL: none */
     int64_t ldres;
     int64_t blocks;
-    struct tw_next next;        /* of the tile unit alone */
-    uint16_t *y;                /* of gated16 alone, in the place of c: 16 columns of act(gate) * up, which are
-                                 * panel 0 and panel 1 */
+    struct tw_next next;        /* of the tile unit alone: */
+    int64_t strips, bs;         /* a block of rows goes through as many strips of columns, those of B BS
+                                 * words apart; 0: one. FROM is none then */
+    uint16_t *y;                /* of gated16 alone, in the place of c: 16 columns of act(gate) * up,
+                                 * which are panel 0 and panel 1 */
     int64_t ldy;
     enum tw_act act;
     int64_t rows;               /* of whole32 alone, in the place of blocks: the last one may have fewer */

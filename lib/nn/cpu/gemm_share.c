@@ -7,6 +7,8 @@
 #define SHARE_ROWS 512
 #define SHARE_LEAST 192         /* rows that a panel should be read for */
 #define GATED_ROWS 64           /* the least of a gated unit */
+#define SHARE_STRIPS 4
+#define L1_WORDS 320            /* of a row, 32 of which stay in L1 */
 #define SHARE_WORDS ((int64_t)320 << 10)
 
 struct share {
@@ -49,6 +51,12 @@ static int64_t strips_of(const struct tw_prod *j)
     return (j->g->n + panels * 16 - 1) / (panels * 16);
 }
 
+/* How many strips a block of rows goes through at once. */
+static int64_t at_once(const struct tw_prod *j)
+{
+    return j->bf && j->s <= L1_WORDS && !j->g->cont ? SHARE_STRIPS : 1;
+}
+
 /* The rows of a gated unit that are no block, from row R of the tile on, by way of memory. */
 static void gated_rest(const struct tw_prod *j, const struct tw_tile *t, const struct tw_whole *w, int64_t r)
 {
@@ -65,32 +73,77 @@ static void gated_rest(const struct tw_prod *j, const struct tw_tile *t, const s
     }
 }
 
-/* Strips [s0, s1) of a gated unit: a panel of gate and one of up each. The sum is cut as A is packed, but
- * never leaves the tiles. */
-static void gated(const struct tw_prod *j, const struct tw_tile *t, int64_t s0, int64_t s1)
+/* Strips [s0, s1), whose sum is in one piece and never leaves the tiles: of a gated unit, a panel of gate
+ * and one of up each, or of C, two panels. Where A's rows of a block fit into L1 they stay there for
+ * SHARE_STRIPS strips. The rows that are no
+ * block are the caller's. */
+static struct tw_whole strips_whole(const struct tw_prod *j, const struct tw_tile *t, int64_t s0, int64_t s1)
 {
     const struct tw_gemm *g = j->g;
-    int64_t rows = t->r1 - t->r0, up = ((intptr_t)g->up - (intptr_t)g->f.b) / 4;
-    struct tw_whole w = { .n = 32, .scale = 1, .ldy = g->ldy, .act = g->act, .blocks = rows / 32,
-        .ahead = true };
+    int64_t rows = t->r1 - t->r0, panels = g->up ? 1 : 2, step = panels * 16 * j->s;
+    int64_t up = g->up ? ((intptr_t)g->up - (intptr_t)g->f.b) / 4 : j->s * 16;
+    const float *b = (const float *)g->f.b + s0 * step;
+    struct tw_whole w = { .n = 32, .scale = g->scale, .act = g->act, .blocks = rows / 32, .ahead = true,
+        .strips = s1 - s0, .bs = step, .ldc = g->ldc, .ldres = g->ldres, .ldy = g->ldy };
 
-    for (; s0 < s1; s0++) {
-        const float *b = (const float *)g->f.b + s0 * j->s * 16;
+    for (int64_t s = 0; s < j->s; s += j->kc, w.parts++) {
+        w.part[w.parts].a = t->a + s * rows;
+        w.part[w.parts].b = b + s * 16;
+        w.part[w.parts].bp = up;
+        w.part[w.parts].s = tw_min(j->kc, j->s - s);
+    }
+    w.y = g->up ? g->y + t->r0 * g->ldy + s0 * 16 : NULL;
+    w.c = g->up ? NULL : g->c + t->r0 * g->ldc + s0 * 32;
+    w.bias = g->bias ? g->bias + s0 * 32 : NULL;
+    w.res = g->res ? g->res + t->r0 * g->ldres + s0 * 32 : NULL;
+    if (w.blocks && s1 < strips_of(j))
+        w.next = (struct tw_next){ .at = (const char *)(b + (s1 - s0) * step), .bp = up * 4,
+            .panels = g->up ? 2 : 1, .n = tw_min(s1 - s0, strips_of(j) - s1) * step * 4 / w.blocks };
+    return w;
+}
 
-        w.parts = 0;
-        for (int64_t s = 0; s < j->s; s += j->kc, w.parts++) {
-            w.part[w.parts].a = t->a + s * rows;
-            w.part[w.parts].b = b + s * 16;
-            w.part[w.parts].bp = up;
-            w.part[w.parts].s = tw_min(j->kc, j->s - s);
-        }
-        w.y = g->y + t->r0 * g->ldy + s0 * 16;
-        if (w.blocks)
-            w.next = (struct tw_next){ .at = (const char *)(b + j->s * 16), .bp = up * 4, .panels = 2,
-                .n = s0 * 16 + 16 < g->n ? j->s * 64 / w.blocks : 0 };
+static void gated(const struct tw_prod *j, const struct tw_tile *t, int64_t s0, int64_t s1)
+{
+    for (int64_t per = at_once(j); s0 < s1; s0 += per) {
+        struct tw_whole w = strips_whole(j, t, s0, tw_min(s1, s0 + per));
+
         j->d->k->gated16(&w);
-        if (w.blocks * 32 < rows)
+        for (int64_t s = s0; s < tw_min(s1, s0 + per) && w.blocks * 32 < t->r1 - t->r0; s++) {
+            w = strips_whole(j, t, s, s + 1);
             gated_rest(j, t, &w, w.blocks * 32);
+        }
+    }
+}
+
+static void strips_run(const struct tw_prod *j, const struct tw_tile *t, int64_t p0, int64_t p1)
+{
+    struct tw_strip e = { .packed = true, .fused = j->split || t->r1 - t->r0 >= j->mr, .p1 = p1 };
+
+    for (e.p = p0; e.p < p1; e.p += j->pr) {
+        e.np = (int)tw_min(j->pr, p1 - e.p);
+        e.c0 = e.p * 16;
+        e.n = tw_min(j->g->n - e.c0, e.np * 16);
+        tw_strip_run(j, t, &e);
+    }
+}
+
+/* Whole strips from panel *P on, all of their rows. */
+static void strips_at_once(const struct tw_prod *j, const struct tw_tile *t, int64_t *p, int64_t p1)
+{
+    int64_t per = at_once(j), most = tw_min(p1 / 2, j->g->n / 32), blocks = (t->r1 - t->r0) / 32 * 32;
+    struct tw_tile rest = *t;
+
+    rest.r0 += blocks;
+    rest.a += blocks * j->s;
+    for (int64_t s = *p / 2, end; s < most; s = end) {
+        struct tw_whole w;
+
+        end = tw_min(most, s + per);
+        w = strips_whole(j, t, s, end);
+        j->d->k->whole16(&w, 2);
+        if (rest.r0 < rest.r1)
+            strips_run(j, &rest, s * 2, end * 2);
+        *p = end * 2;
     }
 }
 
@@ -98,9 +151,8 @@ static void share_item(void *arg, int64_t i, int thread)
 {
     struct share *h = arg;
     struct tw_tile t = part_at(h, i / h->all * h->part);
-    struct tw_strip e = { .packed = true, .fused = h->j->split || t.r1 - t.r0 >= h->j->mr };
     struct tw_prod *j = h->j;
-    int64_t np;
+    int64_t p, p1;
 
     i %= h->all;
     while (i >= h->items[j - h->j])
@@ -111,14 +163,11 @@ static void share_item(void *arg, int64_t i, int thread)
     }
     t.c = (float *)j->d->own + (size_t)thread * TW_OWN_WORDS;
     t.b = t.c + TW_OWN_WORDS - TW_B_WORDS;
-    np = tw_min((j->g->n + 15) / 16, (i + 1) * h->per * j->pr);
-    e.p1 = np;
-    for (e.p = i * h->per * j->pr; e.p < np; e.p += j->pr) {
-        e.np = (int)tw_min(j->pr, np - e.p);
-        e.c0 = e.p * 16;
-        e.n = tw_min(j->g->n - e.c0, e.np * 16);
-        tw_strip_run(j, &t, &e);
-    }
+    p = i * h->per * j->pr;
+    p1 = tw_min((j->g->n + 15) / 16, p + h->per * j->pr);
+    if (at_once(j) > 1)
+        strips_at_once(j, &t, &p, p1);
+    strips_run(j, &t, p, p1);
 }
 
 /* What is split is done sooner by items that pack rows for themselves, as long as they have room for many
@@ -176,7 +225,7 @@ void tw_cpu_gated(struct tw_dev *dev, struct tw_tensor *y, const struct tw_tenso
 bool tw_share_run(struct tw_cpu *d, const struct tw_gemm *g, int n)
 {
     struct share h = { .all = 0 };
-    int64_t rows, most, parts;
+    int64_t rows, most, parts, all;
 
     if (!share_open(&h, d, g, n))
         return false;
@@ -190,7 +239,8 @@ bool tw_share_run(struct tw_cpu *d, const struct tw_gemm *g, int n)
         .a = tw_cpu_scratch(d, TW_SLOT_SHARE, (size_t)(rows * h.j->s) * 4) };
     if (!h.t.a)
         return true;
-    h.per = tw_max(1, strips_of(h.j) * parts / (32 * d->threads));
+    all = strips_of(h.j) * parts / d->threads;
+    h.per = tw_max(1, tw_min(all / 4, tw_max(at_once(h.j), all / 32)));
     for (int i = 0; i < n; i++) {
         h.items[i] = (strips_of(&h.j[i]) + h.per - 1) / h.per;
         h.all += h.items[i];
