@@ -91,15 +91,10 @@ struct config {
     uint8_t rows[16];
 };
 
-/* A thread keeps its configuration: to load one takes as long as a small block. */
-AMX static void config(uint64_t rows)           // a byte for each tile
+AMX static void load(uint64_t rows)
 {
-    static _Thread_local uint64_t have;
     struct config c __attribute__((aligned(64))) = { .palette = 1 };
 
-    if (have == rows)
-        return;
-    have = rows;
     for (int t = 0; t < 8; t++) {
         c.rows[t] = (uint8_t)(rows >> 8 * t);
         c.bytes[t] = c.rows[t] ? 64 : 0;
@@ -108,6 +103,19 @@ AMX static void config(uint64_t rows)           // a byte for each tile
      * stores to the others. */
     __asm__ volatile("" : : "r"(&c) : "memory");
     _tile_loadconfig(&c);
+}
+
+/* A thread keeps its configuration as long as it has the tiles asked for (others may have any rows): to
+ * load one takes longer than a small block. */
+static void config(uint64_t rows)               // a byte for each tile
+{
+    static _Thread_local uint64_t have;
+    uint64_t asked = ((rows + 0x7f7f7f7f7f7f7f7f) >> 7 & 0x0101010101010101) * 255;
+
+    if (!((rows ^ have) & asked))
+        return;
+    have = rows;
+    load(rows);
 }
 
 void tw_amx_config(int r0, int r1, int P)

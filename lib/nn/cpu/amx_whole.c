@@ -116,6 +116,10 @@ VFN void meanwhile(struct meanwhile *m, const bool unit)
         }
         __builtin_prefetch(w->c + m->ahead * w->ldc, 1);
         __builtin_prefetch(w->c + m->ahead * w->ldc + 16, 1);
+        if (w->res && w->res != w->c) {
+            __builtin_prefetch(w->res + m->ahead * w->ldres);
+            __builtin_prefetch(w->res + m->ahead * w->ldres + 16);
+        }
     }
 }
 

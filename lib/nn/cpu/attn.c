@@ -36,6 +36,7 @@ struct att_seq {
 };
 
 #define MOST_ROWS 32            /* of a product's block */
+#define HALF 16                 /* rows whose scores are in L1 at a time */
 
 static int64_t head_words(bool low, int64_t bk, int64_t dk, int64_t dv)
 {
@@ -283,8 +284,29 @@ static void pack_queries(const struct att *t, const struct rows *w)
             for (int64_t d = 0; d < dk; d++)
                 w->qp[d * w->R + r] = x[d];
     }
-    if (t->low)
-        t->d->k->pack16((uint32_t *)w->qp, w->s, dk, w->R, t->dkw, dk);
+    for (int r = 0; t->low && r < w->R; r += HALF)
+        t->d->k->pack16((uint32_t *)w->qp + r * t->dkw, w->s + r * dk, dk, (int)tw_min(HALF, w->R - r),
+                t->dkw, dk);
+}
+
+/* The weights of rows [r, r + n) for keys [kb, end), with the largest score of each and their sums; on
+ * TILES rounded and packed, else where the scores were. */
+static void weights(const struct att *t, const struct rows *w, int r, int n, int64_t kb, int64_t end,
+        bool tiles, float *max, float *sum)
+{
+    float *s = w->s + (tiles ? 0 : r * t->lds);
+
+    scores(t, w->sq, w->kvh, s, w->qp + r * (t->low ? t->dkw : t->a->dk), n, kb, end);
+    for (; n-- > 0; r++, s += t->lds) {
+        int64_t pos = t->a->seq[w->sq].past + (w->r0 + r) / t->group;
+        int64_t from = t->a->window ? tw_max(0, pos + 1 - t->a->window) : 0;
+
+        if (tiles)
+            sum[r] = t->d->k->soft16(w->pp + r * 16, w->R * 16, s, from - kb, pos + 1 - kb, end - kb,
+                    t->a->scale, &max[r]);
+        else
+            sum[r] = t->d->k->soft(s, from - kb, pos + 1 - kb, end - kb, t->a->scale, &max[r]);
+    }
 }
 
 static void attn_rows(const struct att *t, const struct rows *w)
@@ -295,21 +317,11 @@ static void attn_rows(const struct att *t, const struct rows *w)
     int64_t lo = a->window ? tw_max(0, first + 1 - a->window) : 0, kb = lo / t->align * t->align;
     int64_t end = tw_up(last + 1, t->align), dv = a->dv;
     float max[MOST_ROWS], sum[MOST_ROWS];
-    const struct tw_kern *k = t->d->k;
-    bool tiles = t->low && k->mix16 && a->scale > 0;
+    bool tiles = t->low && t->d->k->mix16 && a->scale > 0;
 
     pack_queries(t, w);
-    scores(t, w->sq, w->kvh, w->s, w->qp, w->R, kb, end);
-    for (int r = 0; r < w->R; r++) {
-        int64_t pos = q->past + (w->r0 + r) / t->group;
-        int64_t from = a->window ? tw_max(0, pos + 1 - a->window) : 0;
-
-        if (tiles)
-            sum[r] = k->soft16(w->pp + r * 16, w->R * 16, w->s + r * t->lds, from - kb, pos + 1 - kb,
-                    end - kb, a->scale, &max[r]);
-        else
-            sum[r] = k->soft(w->s + r * t->lds, from - kb, pos + 1 - kb, end - kb, a->scale, &max[r]);
-    }
+    for (int r = 0; r < w->R; r += HALF)
+        weights(t, w, r, (int)tw_min(HALF, w->R - r), kb, end, tiles, max, sum);
     if (tiles)
         mix_tiles(t, w->sq, w->kvh, w->o, w->pp, w->v, w->R, kb, end);
     else if (t->low)
