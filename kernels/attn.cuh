@@ -204,12 +204,18 @@ template <int HDP> static __device__ __forceinline__ uint32_t swz(int row, int c
 }
 
 /* The fragments of a lane, from a tile at shared address X. A operand: rows r0 .. r0 + 15, columns
- * of k step K. B operand of two n tiles: from rows n0 .. n0 + 15 at k step K (b_rows), or from
- * rows of k step K at columns n0 .. n0 + 15 (b_cols). */
+ * of k step K (a_frag), or columns r0 .. r0 + 15, rows of k step K (a_cols). B operand of two n
+ * tiles: from rows n0 .. n0 + 15 at k step K (b_rows), or from rows of k step K at columns
+ * n0 .. n0 + 15 (b_cols). */
 template <int HDP>
 static __device__ __forceinline__ void a_frag(uint32_t *r, uint32_t x, int r0, int k, int lane)
 {
     ldsm<false>(r, x + swz<HDP>(r0 + (lane & 15), k * 2 + (lane >> 4)));
+}
+template <int HDP>
+static __device__ __forceinline__ void a_cols(uint32_t *r, uint32_t x, int r0, int k, int lane)
+{
+    ldsm<true>(r, x + swz<HDP>(k * 16 + (lane >> 4) * 8 + (lane & 7), r0 / 8 + (lane >> 3 & 1)));
 }
 template <int HDP>
 static __device__ __forceinline__ void b_rows(uint32_t *r, uint32_t x, int n0, int k, int lane)

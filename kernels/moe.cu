@@ -5,7 +5,7 @@ void cu_moe_mm(struct cu_dev *d, enum moe_form form, const struct moe_mm *g, boo
 {
     if (!g->rows || !g->n || (form == MOE_TN ? !g->m : !g->k))
         return;
-    if (exact || (!cu_moe_wg(d, form, g) && !cu_moe_mma(d, form, g)))
+    if (exact || (!cu_moe_thin(d, form, g) && !cu_moe_wg(d, form, g) && !cu_moe_mma(d, form, g)))
         cu_moe_simt(d, form, g);
 }
 
@@ -304,8 +304,8 @@ static void m_lora(struct tw_dev *dev, struct tw_tensor *y, struct tw_tensor *h,
 }
 
 /* A gradient of a factor: c [E, m, n] += a^T b. */
-static void grad(struct cu_dev *d, struct moe_mm g, float *c, const struct tw_tensor *a, int64_t m,
-        const struct tw_tensor *b, int64_t n, const int32_t *pair, bool exact)
+static struct moe_mm grad(struct moe_mm g, float *c, const struct tw_tensor *a, int64_t m,
+        const struct tw_tensor *b, int64_t n, const int32_t *pair)
 {
     from(&g.a, &g.ta, &g.lda, a);
     from(&g.b, &g.tb, &g.ldb, b);
@@ -314,6 +314,29 @@ static void grad(struct cu_dev *d, struct moe_mm g, float *c, const struct tw_te
     g.pair = pair;
     g.alpha = 1;
     g.add = true;
+    return g;
+}
+
+/* What run R has of dy, of the rows G: dh to SCRATCH, and the gradients of its factors. */
+static void lora_back(struct cu_dev *d, struct moe_mm g, struct tw_tensor *scratch,
+        const struct tw_tensor *dy, const struct tw_tensor *x, const struct tw_tensor *h,
+        const struct tw_lora_run *r, const int32_t *pair, bool exact)
+{
+    struct moe_mm p = g, db = grad(g, r->db, dy, dy->cols, h, r->r, NULL);
+
+    from(&p.a, &p.ta, &p.lda, dy);
+    factor(&p, r->b, dy->cols, r->r);
+    to(&p, scratch);
+    p.n = (int32_t)r->r, p.k = (int32_t)dy->cols;
+    p.alpha = r->scale;
+    if (!r->db || exact || !cu_moe_thin_back(d, &p, &db, dy->rows)) {
+        cu_moe_mm(d, MOE_NN, &p, exact);
+        if (r->db)
+            cu_moe_mm(d, MOE_TN, &db, exact);
+    }
+    if (!r->da)
+        return;
+    g = grad(g, r->da, scratch, r->r, x, x->cols, pair);
     cu_moe_mm(d, MOE_TN, &g, exact);
 }
 
@@ -330,16 +353,7 @@ static void m_lora_bwd(struct tw_dev *dev, struct tw_tensor *dx, struct tw_tenso
 
         if (r->t1 <= r->t0 || !rows_of(d, &g, s, r))
             continue;
-        from(&g.a, &g.ta, &g.lda, dy);
-        factor(&g, r->b, dy->cols, r->r);
-        to(&g, scratch);
-        g.n = (int32_t)r->r, g.k = (int32_t)dy->cols;
-        g.alpha = r->scale;
-        cu_moe_mm(d, MOE_NN, &g, exact);
-        if (r->db)
-            grad(d, g, r->db, dy, dy->cols, h, r->r, NULL, exact);
-        if (r->da)
-            grad(d, g, r->da, scratch, r->r, x, x->cols, gather ? s->pair : NULL, exact);
+        lora_back(d, g, scratch, dy, x, h, r, gather ? s->pair : NULL, exact);
         from(&g.a, &g.ta, &g.lda, scratch);
         factor(&g, r->a, r->r, x->cols);
         to(&g, dx);
@@ -384,23 +398,14 @@ static bool m_experts_lora_dx(struct tw_dev *dev, struct tw_tensor *dx, struct t
 {
     struct cu_dev *d = cu(dev);
     const struct tw_lora_run *r = whole_run(c, s);
-    struct moe_mm g = backward(dx, dy, w, s), p = g;
+    struct moe_mm g = backward(dx, dy, w, s);
 
     if (!r || !s->T || dy->cols != w->rows)
         return false;
     g.tail = { (const float *)scratch->data, r->a, scratch->ld, x->cols * r->r, (int32_t)r->r };
     if (!cu_moe_wg_fits(d, MOE_NN, &g))
         return false;
-    factor(&p, r->b, dy->cols, r->r);
-    to(&p, scratch);
-    p.n = (int32_t)r->r;
-    p.alpha = r->scale;
-    cu_moe_mm(d, MOE_NN, &p, false);
-    p = all_of(s);
-    if (r->db)
-        grad(d, p, r->db, dy, dy->cols, h, r->r, NULL, false);
-    if (r->da)
-        grad(d, p, r->da, scratch, r->r, x, x->cols, gather ? s->pair : NULL, false);
+    lora_back(d, all_of(s), scratch, dy, x, h, r, gather ? s->pair : NULL, false);
     cu_moe_wg(d, MOE_NN, &g);
     return true;
 }

@@ -39,6 +39,10 @@ bool cu_moe_wg_fits(struct cu_dev *d, enum moe_form form, const struct moe_mm *g
 bool cu_moe_wg(struct cu_dev *d, enum moe_form form, const struct moe_mm *g);
 bool cu_moe_mma(struct cu_dev *d, enum moe_form form, const struct moe_mm *g);
 void cu_moe_simt(struct cu_dev *d, enum moe_form form, const struct moe_mm *g);
+/* moe_thin.cu: those of adapters, of ranks up to 64 in fours, with F32 factors and hidden states. False:
+ * nothing was done. The second makes both of what an adapter does with dy (of ROWS rows in all). */
+bool cu_moe_thin(struct cu_dev *d, enum moe_form form, const struct moe_mm *g);
+bool cu_moe_thin_back(struct cu_dev *d, const struct moe_mm *dh, const struct moe_mm *db, int64_t rows);
 
 /* moe_route.cu */
 void cu_moe_route(struct tw_dev *d, struct tw_dispatch *s, struct tw_tensor *prob,

@@ -103,13 +103,6 @@ static __device__ __forceinline__ void stage(char *smem, const moe_mm &g, const 
              [&](int i) { return moe_row(g, k + i) * g.ldb; }, pb);
 }
 
-/* An A operand of rows r0 .. out of a tile whose rows are the sum's. */
-template <int W>
-static __device__ __forceinline__ void a_cols(uint32_t *r, uint32_t x, int r0, int k, int lane)
-{
-    ldsm<true>(r, x + swz<W>(k * 16 + (lane >> 4) * 8 + (lane & 7), r0 / 8 + (lane >> 3 & 1)));
-}
-
 /* Warps of a block along the rows of its tile, and tiles of 16 rows of each, by 32 columns. */
 template <int SM, int SN> struct warps_of {
     static constexpr int ACROSS = SN / 32, DOWN = 8 / ACROSS, MT = SM / 16 / DOWN;

@@ -170,12 +170,18 @@ static void routing(void)
     healthy();
 }
 
-/* Of E experts each token has K; the last but one has none. */
+/* Of E experts each token has K; the last but one has none, or (ONE) all but the first. */
 static const struct shape {
     int64_t T, E, K, in, out, r;
+    bool one;
 } shapes[] = {
-    { 1, 2, 1, 8, 8, 2 }, { 45, 5, 2, 37, 50, 3 }, { 70, 9, 3, 64, 136, 8 }, { 200, 40, 4, 128, 72, 16 },
-    { 300, 3, 1, 72, 264, 24 }, { 333, 4, 2, 192, 320, 16 },
+    { 1, 2, 1, 8, 8, 2, false }, { 45, 5, 2, 37, 50, 3, false }, { 70, 9, 3, 64, 136, 8, false },
+    { 200, 40, 4, 128, 72, 16, false }, { 300, 3, 1, 72, 264, 24, false }, { 333, 4, 2, 192, 320, 16, false },
+}, thin[] = {                   /* several strips of columns, and of rows of one expert */
+    { 45, 5, 2, 40, 48, 4, false }, { 203, 37, 3, 520, 128, 8, false }, { 333, 6, 2, 256, 1032, 16, false },
+    { 151, 4, 2, 320, 576, 32, false }, { 130, 3, 2, 576, 192, 64, false },
+    { 2101, 3, 1, 72, 1088, 16, true }, { 1157, 2, 1, 320, 64, 64, true }, { 1300, 3, 1, 136, 72, 32, true },
+    { 1025, 2, 1, 64, 128, 12, true },
 };
 
 static struct sorted sort(const struct shape *q)
@@ -190,7 +196,7 @@ static struct sorted sort(const struct shape *q)
         int64_t e = (int64_t)tw_rand_below(7, 0, (uint64_t)(i / q->K), (uint64_t)q->E);
 
         choice[i] = (int32_t)((e + i % q->K) % q->E);
-        choice[i] = choice[i] == q->E - 2 ? 0 : choice[i];
+        choice[i] = q->one || choice[i] == q->E - 2 ? 0 : choice[i];
     }
     for (int64_t e = 0; e < q->E; e++) {
         for (int64_t i = 0; i < n; i++)
@@ -330,7 +336,7 @@ static void adapters(const struct shape *q, int runs, bool gather)
     CM(lora, &y.c, &h.c, &x.c, &c, &s.c, gather), GM(lora, &y.g, &h.g, &x.g, &g, &s.g, gather);
     CM(lora_bwd, &dx.c, &scratch.c, &dy.c, &x.c, &h.c, &c, &s.c, gather);
     GM(lora_bwd, &dx.g, &scratch.g, &dy.g, &x.g, &h.g, &g, &s.g, gather);
-    same(&y, "expert lora"), same(&dx, "expert lora dx");
+    same(&y, "expert lora"), same(&dx, "expert lora dx"), same(&h, "h"), same(&scratch, "dh");
     for (int i = 0; i < 2; i++) {
         same(&ad[i].da, "expert lora da"), same(&ad[i].db, "expert lora db");
         done(&ad[i].a), done(&ad[i].b), done(&ad[i].da), done(&ad[i].db);
@@ -341,45 +347,83 @@ static void adapters(const struct shape *q, int runs, bool gather)
 
 static void lora(void)
 {
-    EACH(shapes)
-        for (int k = 0; k < 4; k++)
+    for (int k = 0; k < 4; k++) {
+        EACH(shapes)
             adapters(&shapes[i], 1 + k % 2, k / 2);
+        EACH(thin)
+            adapters(&thin[i], 1 + k % 2, k / 2);
+    }
     healthy();
 }
 
-/* Products and their adapter in one, where the device has that, against one after the other. */
+/* Gradients of adapters have the same bits each time. */
+static void again(void)
+{
+    EACH(thin) {
+        const struct shape *q = &thin[i];
+        int64_t n = q->T * q->K, na = q->E * q->r * q->in, nb = q->E * q->out * q->r;
+        struct sorted s = sort(q);
+        struct both x = tensor(q->T, q->in, 0, false, 1), dy = tensor(n, q->out, 0, false, 1);
+        struct both dx = tensor(n, q->in, 0, false, 1), h = f32(n, q->r, false), scratch = f32(n, q->r, true);
+        struct adapter a = adapter(q, 0, q->T);
+        struct tw_lora_ctx g = { .run = &a.g, .nrun = 1 };
+        float *got[2] = { tw_xcalloc((size_t)(na + nb), 4), tw_xcalloc((size_t)(na + nb), 4) };
+
+        for (int k = 0; k < 2; k++) {
+            G(put, a.g.da, a.da.start, (size_t)na * 4), G(put, a.g.db, a.db.start, (size_t)nb * 4);
+            GM(lora_bwd, &dx.g, &scratch.g, &dy.g, &x.g, &h.g, &g, &s.g, true);
+            G(get, got[k], a.g.da, (size_t)na * 4), G(get, got[k] + na, a.g.db, (size_t)nb * 4);
+        }
+        CHECK(!memcmp(got[0], got[1], (size_t)(na + nb) * 4));
+        free(got[0]), free(got[1]);
+        off(cpu, &s.c), off(gpu, &s.g);
+        done(&a.a), done(&a.b), done(&a.da), done(&a.db);
+        done(&x), done(&dy), done(&dx), done(&h), done(&scratch);
+    }
+    healthy();
+}
+
+/* Products and their adapter in one, where the device has that, against one after the other; how many. */
+static int together(const struct shape *q, bool gather)
+{
+    int64_t n = q->T * q->K;
+    struct sorted s = sort(q);
+    struct both w = experts_of(q, act), x = tensor(gather ? q->T : n, q->in, 0, false, 1);
+    struct both y = tensor(n, q->out, 8, true, 1), dy = tensor(n, q->out, 0, false, 1);
+    struct both dx = tensor(n, q->in, 0, true, 1), h = f32(n, q->r + 7, false);
+    struct both scratch = f32(n, q->r + 7, false);
+    struct adapter a = adapter(q, 0, q->T);
+    struct tw_lora_ctx c = { .run = &a.c, .nrun = 1 }, g = { .run = &a.g, .nrun = 1 };
+    int made = 0;
+
+    if (GM(experts_lora, &y.g, &h.g, &x.g, &w.mg, &g, &s.g, gather)) {
+        CM(experts, &y.c, &x.c, &w.mc, &s.c, gather);
+        CM(lora, &y.c, &h.c, &x.c, &c, &s.c, gather);
+        same(&y, "experts with lora"), same(&h, "h");
+        made++;
+    }
+    if (GM(experts_lora_dx, &dx.g, &scratch.g, &dy.g, &x.g, &h.g, &w.mg, &g, &s.g, gather)) {
+        CM(experts_dx, &dx.c, &dy.c, &w.mc, &s.c);
+        CM(lora_bwd, &dx.c, &scratch.c, &dy.c, &x.c, &h.c, &c, &s.c, gather);
+        same(&dx, "dx with lora"), same(&a.da, "da with lora"), same(&a.db, "db with lora");
+        made++;
+    }
+    off(cpu, &s.c), off(gpu, &s.g);
+    done(&a.a), done(&a.b), done(&a.da), done(&a.db);
+    done(&w), done(&x), done(&y), done(&dy), done(&dx), done(&h), done(&scratch);
+    return made;
+}
+
 static void in_one(void)
 {
     int made = 0;
 
-    EACH(shapes)
-        for (int gather = 0; gather < 2; gather++) {
-            const struct shape *q = &shapes[i];
-            int64_t n = q->T * q->K;
-            struct sorted s = sort(q);
-            struct both w = experts_of(q, act), x = tensor(gather ? q->T : n, q->in, 0, false, 1);
-            struct both y = tensor(n, q->out, 8, true, 1), dy = tensor(n, q->out, 0, false, 1);
-            struct both dx = tensor(n, q->in, 0, true, 1), h = f32(n, q->r + 7, false);
-            struct both scratch = f32(n, q->r + 7, false);
-            struct adapter a = adapter(q, 0, q->T);
-            struct tw_lora_ctx c = { .run = &a.c, .nrun = 1 }, g = { .run = &a.g, .nrun = 1 };
-
-            if (GM(experts_lora, &y.g, &h.g, &x.g, &w.mg, &g, &s.g, gather)) {
-                CM(experts, &y.c, &x.c, &w.mc, &s.c, gather);
-                CM(lora, &y.c, &h.c, &x.c, &c, &s.c, gather);
-                same(&y, "experts with lora");
-                made++;
-            }
-            if (GM(experts_lora_dx, &dx.g, &scratch.g, &dy.g, &x.g, &h.g, &w.mg, &g, &s.g, gather)) {
-                CM(experts_dx, &dx.c, &dy.c, &w.mc, &s.c);
-                CM(lora_bwd, &dx.c, &scratch.c, &dy.c, &x.c, &h.c, &c, &s.c, gather);
-                same(&dx, "dx with lora"), same(&a.da, "da with lora"), same(&a.db, "db with lora");
-                made++;
-            }
-            off(cpu, &s.c), off(gpu, &s.g);
-            done(&a.a), done(&a.b), done(&a.da), done(&a.db);
-            done(&w), done(&x), done(&y), done(&dy), done(&dx), done(&h), done(&scratch);
-        }
+    for (int gather = 0; gather < 2; gather++) {
+        EACH(shapes)
+            made += together(&shapes[i], gather);
+        EACH(thin)
+            made += together(&thin[i], gather);
+    }
     printf("# %d products with their adapters in one\n", made);
     healthy();
 }
@@ -432,6 +476,7 @@ int main(void)
         RUN(logits);
         RUN(products);
         RUN(lora);
+        RUN(again);
         if (tw_ops(gpu)->moe->experts_lora)
             RUN(in_one);
         RUN(sums);
