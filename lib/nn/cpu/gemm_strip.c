@@ -125,7 +125,7 @@ static void strip_open(const struct tw_prod *j, const struct tw_tile *t, struct 
     int64_t wide = 0;           /* words whose B is packed for a strip, all at once */
     int64_t most = j->split ? tw_prod_room(j, j->pr) - 2 * j->kc : TW_KC;
 
-    e->packed = at + rooms(j, t) + (t->r1 - t->r0) * TW_KC <= t->b;
+    e->packed = !j->g->nmore || at + rooms(j, t) + (t->r1 - t->r0) * TW_KC <= t->b;
     e->fused = e->packed && !j->few && (j->split || t->r1 - t->r0 >= j->mr);
     if (e->packed)
         pack_more(j, t, true);
