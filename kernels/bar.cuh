@@ -23,6 +23,20 @@ static __device__ __forceinline__ void bar_arrive(uint32_t bar)
 {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
+/* Arrives when what this thread has asked for by cp.async so far is there. */
+static __device__ __forceinline__ void bar_arrive_copied(uint32_t bar)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
+}
+/* Arrives on the barrier at BAR of block RANK of the cluster: it says that something was read. (To release
+ * what was written to the whole cluster would be a trip to memory each time.) */
+static __device__ __forceinline__ void bar_arrive_at(uint32_t bar, uint32_t rank)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n}\n" ::"r"(bar), "r"(rank) : "memory");
+#endif
+}
 /* Arrives, and N bytes of copies will too. */
 static __device__ __forceinline__ void bar_expect(uint32_t bar, uint32_t n)
 {

@@ -48,6 +48,15 @@ static __device__ __forceinline__ void tma(uint32_t dst, const tma_map *m, uint3
                  "r"(t) : "memory");
 }
 
+/* The same, to this place in those blocks of the cluster that are in MASK; it arrives on each one's barrier. */
+static __device__ __forceinline__ void tma_many(uint32_t dst, const tma_map *m, uint32_t bar, int c, int h,
+        int t, int mask)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(dst), "l"(m), "r"(bar),
+                 "r"(c), "r"(h), "r"(t), "h"((uint16_t)mask) : "memory");
+}
+
 /* Queues a tile of ROWS keys of HQ numbers, of which those behind HV are of map P (all heads share). */
 template <int HQ, int HV, int ROWS>
 static __device__ __forceinline__ void wg_keys(uint32_t to, const tma_map *k, const tma_map *p,
@@ -59,6 +68,12 @@ static __device__ __forceinline__ void wg_keys(uint32_t to, const tma_map *k, co
             tma(to + i * ROWS * 128, k, bar, i * 64, head, token);
         else
             tma(to + i * ROWS * 128, p, bar, i * 64 - HV, 0, token);
+}
+
+/* What this thread wrote to shared memory is seen by products. */
+static __device__ __forceinline__ void wg_publish()
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 static __device__ __forceinline__ void wg_fence()
@@ -119,6 +134,23 @@ static __device__ __forceinline__ void wg_ss(float *c, uint64_t a, uint64_t b)
     else
         asm volatile(SS128 : W16(c, 0), W16(c, 16), W16(c, 32), W16(c, 48)
                      : "l"(a), "l"(b), "r"(0));
+}
+
+/* c[64, 256] += a[64, 16] b, in shared memory: DOWN, b[16, 256] with k down; else b[256, 16]^T. */
+#define L128 L64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,"    \
+        "%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,"  \
+        "%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,"  \
+        "%126,%127"
+#define SS256(down) "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                                            \
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 " L128 "}, %128, %129, p, 1, 1, 0, " down     \
+        ";\n}\n"
+#define C128 R16(c, 0), R16(c, 16), R16(c, 32), R16(c, 48), R16(c, 64), R16(c, 80), R16(c, 96), R16(c, 112)
+template <bool DOWN> static __device__ __forceinline__ void wg_wide(float *c, uint64_t a, uint64_t b)
+{
+    if (DOWN)
+        asm volatile(SS256("1") : C128 : "l"(a), "l"(b), "r"(1));
+    else
+        asm volatile(SS256("0") : C128 : "l"(a), "l"(b), "r"(1));
 }
 
 /* c[64, N] += a[64, 16] b[16, N], a in registers, b in shared memory with k down. */

@@ -182,6 +182,7 @@ static const struct shape {
     { 151, 4, 2, 320, 576, 32, false }, { 130, 3, 2, 576, 192, 64, false },
     { 2101, 3, 1, 72, 1088, 16, true }, { 1157, 2, 1, 320, 64, 64, true }, { 1300, 3, 1, 136, 72, 32, true },
     { 1025, 2, 1, 64, 128, 12, true },
+    { 2500, 70, 2, 320, 576, 16, false },       /* more pieces of c than blocks at a time, many experts */
 };
 
 static struct sorted sort(const struct shape *q)
