@@ -225,6 +225,7 @@ int tw_glue_open(struct tw_srv *s, struct tw_err *err)
         .full = s->o->full,
         .memory = s->o->memory << 20,
         .snapshot_every = s->o->snapshot_every,
+        .last_snapshots = !s->tmp,
         .snapshot = on_snapshot,
         .arg = s,
     };

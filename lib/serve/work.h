@@ -224,6 +224,7 @@ struct tw_worker_opts {
     const char *swap;           /* folder for what is swapped out */
     bool full;                  /* one model may train all weights */
     int64_t snapshot_every;     /* optimiser steps; 0: never */
+    bool last_snapshots;        /* at the end, of what came since: somebody will read them */
     /* A model's state up to and with request SEQ is in PATH (a file; of a whole model a folder), for
      * TW_RESTORE with the same create arguments: on a thread of the worker. Older ones are the callee's
      * to remove. */

@@ -290,7 +290,9 @@ static bool snapshot_turn(struct tw_worker *k, bool idle)
 
 static void last_snapshots(struct tw_worker *k)
 {
-    for (struct tw_pupil *p = k->pupil; k->o.snapshot_every && p; p = p->next) {
+    bool wanted = k->o.snapshot_every && k->o.last_snapshots;
+
+    for (struct tw_pupil *p = k->pupil; wanted && p; p = p->next) {
         struct tw_err err = { 0 };
 
         k->tick++;

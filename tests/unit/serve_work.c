@@ -80,6 +80,41 @@ static void what_cannot_be_written_is_not_lost(void)
     swap(false);
 }
 
+static int state_came(void *arg, const char *model, int64_t seq, const char *path)
+{
+    CHECK_STR(model, "m");
+    CHECK(seq == 2 && !access(path, F_OK));
+    ++*(int *)arg;
+    return 0;
+}
+
+/* A server whose state ends with it does not write all models' at its end. */
+static void last_states_are_for_who_reads_them(void)
+{
+    char *swapped = tw_path_join(top, "swap"), *dir = tw_path_join(top, "states");
+
+    for (int last = 0; last < 2; last++) {
+        int n = 0;
+        struct tw_err err = { 0 };
+        struct tw_worker *k = tw_worker_open(&(struct tw_worker_opts){ .model = SERVE_MODEL, .device = "cpu",
+            .threads = 2, .dtype = -1, .max_adapters = 4, .max_rank = 8, .micro_tokens = 128, .swap = swapped,
+            .snapshot_every = 100, .last_snapshots = last, .snapshot = state_came, .arg = &n }, &err);
+        struct tw_work *w = tw_work_new(TW_CREATE);
+
+        CHECK_STR(err.msg, "");
+        limits = *tw_worker_limits(k);
+        w->create = (struct tw_create_args){ .rank = 4, .alpha = 32, .attn = true, .mlp = true, .dir = dir };
+        submit(k, w, "t", "m", 0, NULL);
+        submit(k, fb_work(0, 0, 3, false, 0), "t", "m", 1, NULL);
+        submit(k, optim_work(), "t", "m", 2, NULL);
+        wait_all();
+        CHECK_INT(n, 0);
+        tw_worker_close(k, true);
+        CHECK_INT(n, last);
+    }
+    free(swapped), free(dir);
+}
+
 /* The same data by the engine's own verbs, as tw-train would call them. */
 static void a_step_is_the_engines(void)
 {
@@ -326,6 +361,7 @@ int main(void)
     RUN(tenants_in_one_pass_get_what_each_gets_alone);
     RUN(models_that_are_swapped_out_come_back_as_they_were);
     RUN(what_cannot_be_written_is_not_lost);
+    RUN(last_states_are_for_who_reads_them);
     RUN(a_step_is_the_engines);
     RUN(steps_that_meet_are_one_update);
     RUN(a_request_that_overflows_touches_nobody);
