@@ -73,6 +73,20 @@ test_case 'with --steps every stage ends with 0, whatever it had under way' '
 	    test_text run/policy.json "\"done\":true"
 	done
 '
+test_case 'a sampler that looks for a trainer is no other trainer' '
+	mkdir run
+	: >run/lock
+	flock -s run/lock sleep 0.5 &
+	sleep 0.1
+	awk -f "$TOP/examples/sums.awk" -v n=8 -v as=chat >sums.jsonl
+	tw-train -q -m tiny --lora r=4 --steps 1 --batch 4 -o run sums.jsonl
+	test_text run/metrics.jsonl "\"step\":1"
+	flock run/lock sleep 5 &
+	sleep 0.2
+	test_exit 1 tw-train -q -m tiny --lora r=4 --steps 2 --batch 4 --resume -o run sums.jsonl 2>err
+	test_text err "run: another tw-train is working in it"
+	kill %2 2>/dev/null || true
+'
 test_case 'a killed sampler never looks like the end of the data; --resume goes on' '
 	pipes run
 	i=0; while [ $i -lt 200 ]; do cat "$TMP/in.jsonl"; i=$((i + 1)); done >in

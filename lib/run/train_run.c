@@ -53,6 +53,19 @@ static void sweep(const char *run, bool spools)
         closedir(d);
 }
 
+/* A sampler that looks whether there is a trainer holds the lock for a moment, too: tried for a second. */
+static int lock_run(int fd)
+{
+    int tries = 40;
+
+    while (flock(fd, LOCK_EX | LOCK_NB)) {
+        if (errno != EWOULDBLOCK || !--tries)
+            return -1;
+        usleep(25000);
+    }
+    return 0;
+}
+
 int tw_run_enter(struct tw_trainer *t, struct tw_err *err)
 {
     const char *run = t->o->out;
@@ -71,7 +84,7 @@ int tw_run_enter(struct tw_trainer *t, struct tw_err *err)
     t->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (t->lock < 0)
         tw_fail(err, path, 0, "cannot open: %s", strerror(errno));
-    else if (flock(t->lock, LOCK_EX | LOCK_NB))
+    else if (lock_run(t->lock))
         tw_fail(err, run, 0, errno == EWOULDBLOCK ? "another tw-train is working in it" :
                 "cannot lock: %s", strerror(errno));
     else
