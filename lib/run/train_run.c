@@ -84,10 +84,12 @@ int tw_run_enter(struct tw_trainer *t, struct tw_err *err)
     t->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (t->lock < 0)
         tw_fail(err, path, 0, "cannot open: %s", strerror(errno));
-    else if (lock_run(t->lock))
+    else if (lock_run(t->lock)) {
         tw_fail(err, run, 0, errno == EWOULDBLOCK ? "another tw-train is working in it" :
                 "cannot lock: %s", strerror(errno));
-    else
+        close(t->lock);
+        t->lock = -1;           /* what is there is the other one's: tw_run_leave() lets it be */
+    } else
         ret = tw_ckpt_clean(run, err);
     if (!ret && tw_train_publishes(t))
         tw_run_unpublish(t);            /* at once: a sampler that sees the lock trusts policy.json */
