@@ -1,6 +1,6 @@
 /* decode.c - tokens a second of the sampler. Prints a line per case: batch, adapters, what was
- * drawn, seconds of the median run, tokens/s, a sum over what was drawn and its log-probabilities. Weights are
- * random.
+ * drawn, seconds of the median run, tokens/s, tokens/s of the decode steps alone (from when every sample has
+ * its first token), a sum over what was drawn and its log-probabilities. Weights are random.
  * usage: decode DEVICE CONFIG.json PROMPT NEW RUNS BATCH[:ADAPTERS[:how]] ..
  * ADAPTERS (r 16, all modules) share the batch in turn; how: greedy (default), plain, top_p, top_k.
  * With WAYS=plain,ring,.. in the environment all cases run once for each value of TW_STEP, on a device opened
@@ -64,15 +64,31 @@ static void done(struct tw_gen *g)
     tw_gen_free_out(g);
 }
 
-/* Seconds of one run of BATCH requests; < 0: it failed. *SUM: of what was drawn. */
-static double run(struct bench *b, int64_t batch, int adapters, const char *how, uint64_t seed, uint64_t *sum)
+/* Tokens that N requests have so far; 0: some have none yet, or have ended. */
+static int64_t drawn(const struct tw_gen *g, int64_t n)
+{
+    int64_t all = 0;
+
+    for (int64_t i = 0; i < n; i++) {
+        if (!g[i].out || !g[i].out[0].n)
+            return 0;
+        all += g[i].out[0].n;
+    }
+    return all;
+}
+
+/* Seconds of one run of BATCH requests; < 0: it failed. *STEPS: tokens a second once all prompts were run;
+ * *SUM: of what was drawn. */
+static double run(struct bench *b, int64_t batch, int adapters, const char *how, uint64_t seed,
+        double *steps, uint64_t *sum)
 {
     struct tw_sampler_opts o = { .max_batch = batch };
     struct tw_err err = { 0 };
     struct tw_sampler *s = tw_sampler_open(b->m, NULL, NULL, 0, &o, &err);
     struct tw_gen *g = tw_xcalloc((size_t)batch, sizeof *g);
     struct tally tally = { 0 };
-    double t0 = now();
+    double t0 = now(), t1 = 0;
+    int64_t first = 0;
     int more;
 
     for (int64_t i = 0; i < batch; i++) {
@@ -87,11 +103,13 @@ static double run(struct bench *b, int64_t batch, int adapters, const char *how,
         tw_sampler_add(s, &g[i]);
     }
     while ((more = tw_sampler_step(s, &err)) > 0)
-        ;
+        if (!first && (first = drawn(g, batch)))
+            t1 = now();
     if (more < 0 || tally.n != batch * b->more) {
         fprintf(stderr, "decode: %s (%lld tokens)\n", err.msg, (long long)tally.n);
         return -1;
     }
+    *steps = first ? (double)(tally.n - first) / (now() - t1) : 0;
     t0 = now() - t0;
     *sum = tally.sum;
     tw_sampler_close(s);
@@ -105,7 +123,7 @@ static int bench(struct bench *b, const char *spec)
     int64_t batch = strtoll(spec, &end, 10);
     int adapters = *end == ':' ? (int)strtol(end + 1, &end, 10) : 0;
     const char *how = *end == ':' ? end + 1 : "greedy";
-    double t[32];
+    double t[32], steps[32];
     uint64_t sum = 0;
     int n = b->runs < 31 ? (int)b->runs : 31;
 
@@ -113,17 +131,18 @@ static int bench(struct bench *b, const char *spec)
     for (int64_t i = 0; i < batch * b->prompt; i++)
         b->token[i] = (int32_t)(tw_rand64(1, 2, (uint64_t)i) % (uint64_t)tw_model_info(b->m)->V);
     for (int i = -1; i < n; i++) {
-        double s = run(b, batch, adapters, how, (uint64_t)i, &sum);
+        double alone, s = run(b, batch, adapters, how, (uint64_t)i, &alone, &sum);
 
         if (s < 0)
             return 1;
         if (i >= 0)
-            t[i] = s;
+            t[i] = s, steps[i] = alone;
     }
     qsort(t, (size_t)n, sizeof *t, cmp);
-    printf("%s%sbatch %lld  adapters %d  %s  %.4f s  %.0f tok/s  sum %016llx\n", b->way, *b->way ? "  " : "",
-           (long long)batch, adapters, how, t[n / 2], (double)(batch * b->more) / t[n / 2],
-           (unsigned long long)sum);
+    qsort(steps, (size_t)n, sizeof *steps, cmp);
+    printf("%s%sbatch %lld  adapters %d  %s  %.4f s  %.0f tok/s  steps %.0f tok/s  sum %016llx\n",
+           b->way, *b->way ? "  " : "", (long long)batch, adapters, how, t[n / 2],
+           (double)(batch * b->more) / t[n / 2], steps[n / 2], (unsigned long long)sum);
     fflush(stdout);
     return 0;
 }

@@ -1,6 +1,8 @@
 /* trace.c - where a GPU's time goes: a library that CUDA loads into a command (set
  * CUDA_INJECTION64_PATH to it), which prints at exit each kernel's name, calls, total and mean time,
- * from TW_TRACE_SKIP kernels on, and between which kernels it was idle. Build:
+ * from TW_TRACE_SKIP kernels on, and between which kernels it was idle. Kernels that wait for one
+ * another are there at the same time, so what each adds is told, too: from the end of all that began
+ * before it to its own. Build:
  *     gcc -O2 -shared -fPIC -I/usr/local/cuda/include -o trace.so tests/bench/gpu/trace.c -L/usr/local/cuda/lib64 -lcupti */
 #include <cupti.h>
 #include <stdio.h>
@@ -12,7 +14,7 @@ enum { ROWS = 512, EVENTS = 1 << 20 };
 struct row {
     char name[120];
     long calls;
-    double us;
+    double us, own;             /* own: after the end of all that began before it */
 };
 struct event {
     double start, end;
@@ -23,30 +25,26 @@ static struct event *event;
 static int nrow, ngap, nevent;
 static long seen, skip;
 
-static void add(struct row *list, int *n, const char *name, double us)
+static struct row *add(struct row *list, int *n, const char *name, double us)
 {
     int i;
 
     for (i = 0; i < *n && strncmp(list[i].name, name, sizeof list[i].name - 1); i++)
         ;
     if (i == ROWS)
-        return;
+        return &list[ROWS - 1];
     if (i == *n)
         snprintf(list[(*n)++].name, sizeof list[0].name, "%s", name);
     list[i].calls++;
     list[i].us += us;
+    return &list[i];
 }
 
 static void note(const char *name, double start, double end)
 {
-    int i;
-
-    if (seen++ < skip || nevent == EVENTS)
-        return;
-    for (i = 0; i < nrow && strncmp(row[i].name, name, sizeof row[i].name - 1); i++)
-        ;
-    add(row, &nrow, name, (end - start) / 1e3);
-    event[nevent++] = (struct event){ start, end, i };
+    if (seen++ >= skip && nevent < EVENTS)
+        event[nevent++] = (struct event){ start, end,
+            (int)(add(row, &nrow, name, (end - start) / 1e3) - row) };
 }
 
 static void CUPTIAPI give(uint8_t **buf, size_t *size, size_t *records)
@@ -105,8 +103,10 @@ static void find_gaps(void)
                     row[event[i].row].name);
             add(gap, &ngap, both, (event[i].start - last) / 1e3);
         }
-        if (event[i].end > last)
+        if (event[i].end > last) {
+            row[event[i].row].own += (event[i].end - (event[i].start > last ? event[i].start : last)) / 1e3;
             last = event[i].end;
+        }
     }
 }
 
@@ -117,10 +117,11 @@ static void print(const char *what, struct row *list, int n, int most)
     for (int i = 0; i < n; i++)
         all += list[i].us;
     qsort(list, (size_t)n, sizeof *list, by_time);
-    fprintf(stderr, "%10s %8s %9s  %s: %.1f ms in all\n", "ms", "calls", "us each", what, all / 1e3);
+    fprintf(stderr, "%10s %8s %9s %9s  %s: %.1f ms in all\n", "ms", "calls", "us each", "us added", what,
+            all / 1e3);
     for (int i = 0; i < n && i < most; i++)
-        fprintf(stderr, "%10.3f %8ld %9.1f  %s\n", list[i].us / 1e3, list[i].calls,
-                list[i].us / (double)list[i].calls, list[i].name);
+        fprintf(stderr, "%10.3f %8ld %9.1f %9.2f  %s\n", list[i].us / 1e3, list[i].calls,
+                list[i].us / (double)list[i].calls, list[i].own / (double)list[i].calls, list[i].name);
 }
 
 static void end(void)
