@@ -1,9 +1,9 @@
 /* step_ring.cu - products of few tokens on Hopper: few.cu's sums, bit for bit, with the weights on
  * their way long before the tokens are there. A block a multiprocessor has an equal part of the rows.
  * One of its warps asks the copy engine for them, piece by piece into a ring in shared memory, from
- * the first moment on; weights depend on no kernel of the step. Since the next kernel is let go at the
- * start of this one, and two blocks have room on a multiprocessor, memory is read on while this
- * one's tokens, sums and end go by.
+ * the first moment on; weights depend on no kernel of the step. The ring takes most of a multiprocessor: of
+ * half of it two blocks of a kernel that starts while the one before ends may come to lie on one that is
+ * free early, and none on another, which costs more than reading on over a kernel's end gains.
  *
  * The others are few.cu's eight warps: warp w has the segments of k that are w modulo 8. Each brings
  * its part of the tokens into shared memory once, normalised, and keeps the sums of all rows of a
@@ -22,7 +22,7 @@
 enum { GROUP = 3, TILES = 2, COLS = GROUP * TILES * 8 };        /* units of a group; outputs of one */
 enum { PIECE = 1024, DEPTH = PIECE / SEG / WARPS };     /* most of a row in a slot; a warp's segments */
 enum { MOST_T = 256 / COLS, MOST_SLOTS = 32, EIGHT = WARPS * 32 };
-enum { REGS = 80 };             /* two blocks and one of attention have room on a multiprocessor */
+enum { REGS = 80 };             /* one of attention has room beside it on a multiprocessor */
 
 struct ring_arg {
     few_arg a;
