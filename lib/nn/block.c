@@ -22,7 +22,7 @@ static void gqa(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x, s
     tw_t_linears_joined(t, n, w, 3, y);
     q = tw_t_norm_rope(t, l, y[0], l->w[TW_S_QNORM], c->nh);
     k = tw_t_norm_rope(t, l, y[1], l->w[TW_S_KNORM], c->nkv);
-    tw_block_into(t, tw_t_attn(t, l, q, k, y[2]), l->w[TW_S_O], l->w[TW_S_POST1], x, out);
+    tw_block_into(t, tw_t_attn_in(t, l, q, k, y[2]), l->w[TW_S_O], l->w[TW_S_POST1], x, out);
 }
 
 static void gqa_step(struct tw_stepper *s, const struct tw_layer *l)
@@ -107,8 +107,8 @@ static const char *moe_lacks(const struct tw_ops *ops)
 }
 
 const struct tw_block tw_block_gqa = { .name = "gqa", .forward = gqa, .step = gqa_step,
-    .kv = true };
+    .kv = true, .in_place = true };
 const struct tw_block tw_block_swiglu = { .name = "swiglu", .forward = swiglu,
-    .step = swiglu_step, .rows = true };
+    .step = swiglu_step, .rows = true, .in_place = true };
 const struct tw_block tw_block_moe = { .name = "moe", .forward = moe, .step = moe_step,
     .lacks = moe_lacks };

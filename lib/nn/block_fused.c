@@ -15,7 +15,7 @@ static void gqa_fused(struct tw_tape *t, const struct tw_layer *l, struct tw_var
 
     q = tw_t_norm_rope(t, l, q, l->w[TW_S_QNORM], c->nh);
     k = tw_t_norm_rope(t, l, k, l->w[TW_S_KNORM], c->nkv);
-    tw_block_into(t, tw_t_attn(t, l, q, k, v), l->w[TW_S_O], l->w[TW_S_POST1], x, out);
+    tw_block_into(t, tw_t_attn_in(t, l, q, k, v), l->w[TW_S_O], l->w[TW_S_POST1], x, out);
 }
 
 static void gqa_fused_step(struct tw_stepper *s, const struct tw_layer *l)
@@ -57,6 +57,6 @@ static void swiglu_fused_step(struct tw_stepper *s, const struct tw_layer *l)
 }
 
 const struct tw_block tw_block_gqa_fused = { .name = "gqa_fused", .forward = gqa_fused,
-    .step = gqa_fused_step, .kv = true };
+    .step = gqa_fused_step, .kv = true, .in_place = true };
 const struct tw_block tw_block_swiglu_fused = { .name = "swiglu_fused", .forward = swiglu_fused,
-    .step = swiglu_fused_step, .rows = true };
+    .step = swiglu_fused_step, .rows = true, .in_place = true };

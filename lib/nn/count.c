@@ -260,6 +260,11 @@ static void c_glu_bwd(struct tw_dev *d, struct tw_tensor *dgate, struct tw_tenso
     flops(d, 8.0 * (double)dy->rows * (double)dy->cols);
 }
 
+static bool c_packs(const struct tw_dev *d, int64_t rows, int64_t cols)
+{
+    return tw_ops(tw_count_like(d))->packs(tw_count_like(d), rows, cols);
+}
+
 static bool c_gated_fits(const struct tw_dev *d, const struct tw_tensor *x, const struct tw_mat *gate,
         const struct tw_mat *up)
 {
@@ -400,6 +405,7 @@ struct tw_dev *tw_count_open(const struct tw_dev *dev, struct tw_err *err)
     c->ops = table;
     c->ops.low_act = tw_ops(dev)->low_act;
     c->ops.alone = tw_ops(dev)->alone;
+    c->ops.in_place = tw_ops(dev)->in_place;
     c->ops.plain = tw_ops(dev)->plain;
     c->ops.one_grad = tw_ops(dev)->one_grad;
     c->ops.low_in = tw_ops(dev)->low_in;
@@ -408,6 +414,8 @@ struct tw_dev *tw_count_open(const struct tw_dev *dev, struct tw_err *err)
         c->ops.lora_group = c_lora_group;
         c->ops.lora_group_bwd = c_lora_group_bwd;
     }
+    if (tw_ops(dev)->packs)
+        c->ops.packs = c_packs;
     if (tw_ops(dev)->gated) {
         c->ops.gated_fits = c_gated_fits;
         c->ops.gated = c_gated;

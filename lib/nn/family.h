@@ -81,6 +81,7 @@ struct tw_block {
     tw_block_fn *forward;
     tw_block_step_fn *step;     /* NULL: there is none */
     bool rows;                  /* makes each row of its input alone, whatever else the batch holds */
+    bool in_place;              /* may add to its input there */
     bool kv;                    /* keeps keys and values in a decode state */
     bool latent;                /* keeps latents in it */
     bool rec;                   /* keeps a state of constant size there (nn/delta_ops.h) */

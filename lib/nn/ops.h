@@ -133,6 +133,7 @@ struct tw_ops {
                                  * activations, of whole groups of 32 columns: y of rmsnorm() and
                                  * glu(); dgate and dup, where gate and up were; x and dy of linear(),
                                  * linear_dw() without a bias and adapters without dropout */
+    bool in_place;              /* linear() gives the same bits where y is res */
     bool alone;                 /* a row's bits do not depend on how many there are */
     bool sets;                  /* linear_dw() and head() know of gradients that are unset */
     bool plain;                 /* a matrix is its rows, one behind the other: what follows it in memory, of
@@ -275,6 +276,10 @@ struct tw_ops {
             struct tw_tensor *y, const struct tw_tensor *dy, const struct tw_tensor *gate,
             const struct tw_tensor *up, enum tw_act act);
 
+    /* Whether what only products of BF16 matrices read may lie as they read it, where nothing goes back and
+     * there are no adapters: y of rmsnorm() over all columns, of attn() with heads of whole groups of 32
+     * columns and of gated(); x of linear(), lora_group() and gated(). NULL: never. */
+    bool (*packs)(const struct tw_dev *d, int64_t rows, int64_t cols);
     /* y = act(x gate^T) * (x up^T), rounded to BF16: the bits of linear() twice and glu(), where nothing goes
      * back and nothing is added to the products; gated_fits() says for which BF16 x and matrices. NULL,
      * both: callers do one after the other. */

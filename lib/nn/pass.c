@@ -73,17 +73,30 @@ static void start(struct walk *w)
         w->gx = tw_var_wide(&w->t, b->T, m->cfg.D)->v;
 }
 
+/* Where a layer's first block leaves what its second one begins with: where that one ends, if both add in
+ * place to the same bits. A GPU's products round such a sum once more, and what is scored or replayed is
+ * what was trained. */
+static struct tw_var *middle(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x, struct tw_var *out)
+{
+    struct tw_var *mid;
+
+    if (!t->record && t->ops->in_place && l->mixer->block->in_place && l->ffn->block->in_place)
+        return out;
+    mid = tw_var_new(t, x->v.rows, x->v.cols);
+    mid->wide = t->b->ranks;
+    return mid;
+}
+
 /* Through the two blocks of a layer. Without recording the memory of each block is used again by the
- * next; no block adds to its input in place even then, since a GPU's products round such a sum once
- * more: what is scored or replayed is what was trained. */
+ * next. */
 static void layer_forward(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x,
         struct tw_var *out)
 {
     const struct tw_block *block[2] = { l->mixer->block, l->ffn->block };
     size_t start = t->st->top, top;
-    struct tw_var *mid = tw_var_new(t, x->v.rows, x->v.cols);
+    struct tw_var *mid = middle(t, l, x, out);
 
-    mid->wide = out->wide = t->b->ranks;
+    out->wide = t->b->ranks;
     top = t->st->top;
     block[0]->forward(t, l, x, mid);
     if (!t->record)
@@ -109,7 +122,7 @@ static void last_forward(struct walk *w, const struct tw_layer *l, struct tw_var
     struct tw_tape *t = &w->t;
     size_t start = t->st->top, size = tw_dtype_size(x->v.dtype), bytes = (size_t)x->v.cols * size;
     struct tw_var *in = tw_var_new(t, out->v.rows, x->v.cols);
-    struct tw_var *mid = tw_var_new(t, x->v.rows, x->v.cols);
+    struct tw_var *mid = middle(t, l, x, x);
 
     l->mixer->block->forward(t, l, x, mid);
     for (int64_t i = 0; i < out->v.rows; i++)

@@ -38,6 +38,22 @@ static bool low_fits(const struct tw_tape *t, int64_t cols)
             !t->drop;
 }
 
+static struct tw_var *var_packed(struct tw_tape *t, int64_t rows, int64_t cols)
+{
+    struct tw_var *v = tw_arena_alloc(t->host, sizeof *v);
+
+    v->v = tw_stack_tensor(t->st, TW_BF16, rows, cols);
+    v->v.packed = true;
+    return v;
+}
+
+/* Whether that lies in the order of the products. */
+static bool packs(const struct tw_tape *t, int64_t rows, int64_t cols)
+{
+    return t->ops->packs && !t->record && !t->b->nspan && low_fits(t, cols) &&
+            t->ops->packs(t->dev, rows, cols);
+}
+
 static struct tw_var *var_low(struct tw_tape *t, int64_t rows, int64_t cols)
 {
     struct tw_var *v = tw_arena_alloc(t->host, sizeof *v);
@@ -189,8 +205,8 @@ static struct tw_var *norm(struct tw_tape *t, struct tw_var *x, struct tw_weight
 {
     int64_t groups = x->v.rows * (x->v.cols / n);
     bool whole = n == x->v.cols && n == t->m->cfg.D;    /* others may be rotated in place */
-    struct tw_var *y = whole ? cheap(t, x->v.rows, x->v.cols, low) :
-            tw_var_wide(t, x->v.rows, x->v.cols);
+    struct tw_var *y = !whole ? tw_var_wide(t, x->v.rows, x->v.cols) : low && packs(t, x->v.rows, n) ?
+            var_packed(t, x->v.rows, n) : cheap(t, x->v.rows, n, low);
     float *rstd = tw_stack_take(t->st, (size_t)groups * sizeof *rstd);
     struct tw_op *op;
 
@@ -309,11 +325,12 @@ static void attn_back(struct tw_tape *t, struct tw_op *op)
             &op->x3->v, &op->attn);
 }
 
-struct tw_var *tw_t_attn(struct tw_tape *t, const struct tw_layer *l, struct tw_var *q,
-        struct tw_var *k, struct tw_var *v)
+static struct tw_var *attn(struct tw_tape *t, const struct tw_layer *l, struct tw_var *q,
+        struct tw_var *k, struct tw_var *v, bool in)
 {
     const struct tw_config *c = &t->m->cfg;
-    struct tw_var *y = tw_var_wide(t, q->v.rows, q->v.cols);
+    bool packed = in && t->m->cfg.hd % 32 == 0 && packs(t, q->v.rows, q->v.cols);
+    struct tw_var *y = packed ? var_packed(t, q->v.rows, q->v.cols) : tw_var_wide(t, q->v.rows, q->v.cols);
     struct tw_attn a = { .nh = c->nh, .nkv = c->nkv, .hd = c->hd, .window = l->conf->window,
         .scale = (float)tw_attn_scale(c), .seq = t->b->attn, .nseq = t->b->nseq };
     float *lse = NULL;
@@ -333,6 +350,18 @@ struct tw_var *tw_t_attn(struct tw_tape *t, const struct tw_layer *l, struct tw_
         op->attn = a;
     }
     return y;
+}
+
+struct tw_var *tw_t_attn(struct tw_tape *t, const struct tw_layer *l, struct tw_var *q,
+        struct tw_var *k, struct tw_var *v)
+{
+    return attn(t, l, q, k, v, false);
+}
+
+struct tw_var *tw_t_attn_in(struct tw_tape *t, const struct tw_layer *l, struct tw_var *q,
+        struct tw_var *k, struct tw_var *v)
+{
+    return attn(t, l, q, k, v, true);
 }
 
 /* The gradient of V, in the place of its value; LOW: rounded, in the first half of its rows. */
@@ -404,7 +433,8 @@ struct tw_var *tw_t_glu_of(struct tw_tape *t, struct tw_var *x, struct tw_weight
             tw_lora_ctx_of(t, gate->module).nrun || tw_lora_ctx_of(t, up->module).nrun ||
             !t->ops->gated_fits(t->dev, &x->v, &gate->w, &up->w))
         return NULL;
-    y = var_low(t, x->v.rows, gate->w.rows);
+    y = packs(t, x->v.rows, gate->w.rows) ? var_packed(t, x->v.rows, gate->w.rows) :
+            var_low(t, x->v.rows, gate->w.rows);
     t->ops->gated(t->dev, &y->v, &x->v, &gate->w, &up->w, (enum tw_act)t->m->cfg.act);
     return y;
 }

@@ -115,6 +115,9 @@ void tw_t_rope(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x, in
         int64_t stride);
 struct tw_var *tw_t_attn(struct tw_tape *t, const struct tw_layer *l, struct tw_var *q,
         struct tw_var *k, struct tw_var *v);
+/* The same, of a value that only products read. */
+struct tw_var *tw_t_attn_in(struct tw_tape *t, const struct tw_layer *l, struct tw_var *q,
+        struct tw_var *k, struct tw_var *v);
 /* Attention over latents (nn/mla_ops.h): C normalised, PE and the ends of Q's heads rotated, W is
  * kv_b. Where a decode state goes on only its latents are read. */
 struct tw_var *tw_t_mla(struct tw_tape *t, const struct tw_layer *l, struct tw_var *q,

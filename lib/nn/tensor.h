@@ -10,6 +10,8 @@ struct tw_tensor {
     void *data;
     enum tw_dtype dtype;
     int64_t rows, cols, ld;
+    bool packed;                /* BF16 as the device's products read it (packs() in ops.h): only ops that
+                                 * say so take it, and ld has no meaning */
 };
 
 /* A weight matrix [rows = out, cols = in] in the device's own layout (the CPU packs panels of

@@ -82,7 +82,7 @@ static void one_size(int64_t V, bool bars)
     const struct tw_ops *ops = tw_ops(dev);
     float *h = numbers(1, ROWS * D, 1), *w = numbers(2, V * D, 0.7f);
     float *z = tw_xreallocarray(NULL, (size_t)(ROWS * V), sizeof *z);
-    struct tw_tensor ht = { put(h, ROWS * D * 4), TW_F32, ROWS, D, D };
+    struct tw_tensor ht = { put(h, ROWS * D * 4), TW_F32, ROWS, D, D, false };
     struct tw_mat wm = { .data = put(w, (size_t)(V * D) * 4), .dtype = TW_F32, .rows = V, .cols = D };
     uint8_t *allowed = tw_xcalloc((size_t)V, 1), *allowed_dev;
     struct tw_choice c[ROWS] = { 0 };

@@ -328,7 +328,7 @@ static void tinker_targets(const char *file, const struct tw_json *c)
     struct tw_err err = { 0 };
     struct tw_dev *dev = tw_cpu_open(1, "auto", &err);
     const struct tw_ops *ops = dev ? tw_ops(dev) : NULL;
-    struct tw_tensor h = { z->x, TW_F32, n, V, COLS }, dh = { d, TW_F32, n, V, COLS };
+    struct tw_tensor h = { z->x, TW_F32, n, V, COLS, false }, dh = { d, TW_F32, n, V, COLS, false };
     struct tw_mat w = { .rows = V, .cols = V, .dtype = TW_F32 };
     struct tw_head q = { .h = &h, .w = &w, .n = n * k, .row = row, .target = id, .logp = logp, .coef = coef,
         .dh = &dh };

@@ -27,7 +27,7 @@ static void rows_alone(struct help_dev *h, const struct shape *s, const struct t
         const struct tw_mat *w, const float *y)
 {
     for (int64_t t = 0; t < s->T; t += 1 + s->T / 9) {
-        struct tw_tensor one = { (float *)x->data + t * x->ld, TW_F32, 1, s->K, s->K };
+        struct tw_tensor one = { (float *)x->data + t * x->ld, TW_F32, 1, s->K, s->K, false };
         struct tw_tensor o = help_tensor(h->d, NULL, 1, s->N, s->N);
         float *got;
 

@@ -268,7 +268,7 @@ static void sums(void)
         float *vx = help_put(h->d, x, (size_t)n * 4), *vy = help_put(h->d, y, (size_t)n * 4);
         float *sc = help_put(h->d, NULL, 4);
         double three = 3, bad = NAN, *s = help_put(h->d, &three, 8);
-        struct tw_tensor a = { vy, TW_F32, 10, 300, 301 }, b = { vx, TW_F32, 10, 300, 305 };
+        struct tw_tensor a = { vy, TW_F32, 10, 300, 301, false }, b = { vx, TW_F32, 10, 300, 305, false };
 
         ON(sumsq, s, vx, n);
         ON(get, &sum, s, 8);

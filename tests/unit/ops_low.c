@@ -1,4 +1,5 @@
 /* ops_low.c - what only products read may be BF16: the bits are those of F32 that the products round */
+#include <math.h>
 #include <stdlib.h>
 #include "data/weights.h"
 #include "help_ops.h"
@@ -193,12 +194,142 @@ static void gated_in_one(void)
     }
 }
 
+/* LOW, packed, is F32, rounded: blocks of 32 rows, of which the last has fewer, in groups of 32 columns. */
+static void packed_is(struct help_dev *h, const struct tw_tensor *low, const struct tw_tensor *f32,
+        const char *what)
+{
+    float *x = help_get(h->d, low->data, low->rows * low->cols / 2);
+    float *y = help_get(h->d, f32->data, f32->rows * f32->ld);
+    bool ok = true;
+
+    for (int64_t r = 0; r < low->rows; r++)
+        for (int64_t i = 0; i < low->cols; i++) {
+            int64_t b = r / 32 * 32, n = low->rows - b < 32 ? low->rows - b : 32;
+
+            ok &= ((uint16_t *)x)[b * low->cols + i / 32 * 32 * n + (r - b) * 32 + i % 32] ==
+                    tw_f32_to_bf16(y[r * f32->ld + i]);
+        }
+    if (!ok)
+        printf("# %s, %s\n", what, h->name);
+    CHECK(ok);
+    free(x), free(y);
+}
+
+static struct tw_tensor packed(struct help_dev *h, int64_t cols)
+{
+    struct tw_tensor x = tensor(h, T, cols, 20, true);
+
+    x.ld = cols;
+    x.packed = true;
+    return x;
+}
+
+/* Each op that reads or writes packed rows does what it does with others. N is a norm of X. */
+static void packed_ops(struct help_dev *h, const struct tw_tensor *n, const struct tw_tensor *n_low)
+{
+    float *p = help_rand(OUT * IN, 6, 1), *q = help_rand(OUT * IN, 7, 1), *bias = put(h, OUT, 8, 1);
+    struct tw_mat a = help_mat(h->d, p, OUT, IN, TW_BF16), b = help_mat(h->d, q, OUT, IN, TW_BF16);
+    struct tw_tensor res = tensor(h, T, OUT, 9, false), y[2], z[2], k = tensor(h, T, 32, 10, false);
+    struct tw_tensor v = tensor(h, T, 32, 11, false), o = tensor(h, T, IN, 12, false), u[3];
+    struct tw_attn_seq seq[2] = { { .nq = 131 }, { .q0 = 131, .nq = T - 131 } };
+    struct tw_attn at = { .nh = IN / 32, .nkv = 1, .hd = 32, .scale = 0.3f, .seq = seq, .nseq = 2 };
+
+    for (int i = 0; i < 2; i++) {
+        y[i] = tensor(h, T, OUT, 13, false);
+        ON(linear, &y[i], i ? n_low : n, &a, bias, &res);
+    }
+    same(h, y[0].data, y[1].data, T * OUT, "linear of packed rows");
+    for (int i = 0; i < 2; i++) {
+        struct tw_lora_ctx none = { .nrun = 0 };
+        struct tw_lora_one one[2] = { { .y = &y[i], .w = &a, .c = &none }, { .y = &res, .w = &b, .c = &none } };
+
+        z[i] = tensor(h, T, OUT, 14, false);
+        one[1].y = &z[i];
+        ON(lora_group, one, 2, i ? n_low : n);
+    }
+    same(h, y[0].data, y[1].data, T * OUT, "the first of two");
+    same(h, z[0].data, z[1].data, T * OUT, "the second");
+    u[0] = tensor(h, T, OUT, 15, false);
+    u[1] = tensor(h, T, OUT, 16, true);
+    u[2] = packed(h, OUT);
+    ON(glu, &u[0], &y[0], &z[0], TW_SILU);
+    ON(gated, &u[1], n_low, &a, &b, TW_SILU);
+    rounded(h, &u[1], &u[0], "a unit of packed rows");
+    ON(gated, &u[2], n_low, &a, &b, TW_SILU);
+    packed_is(h, &u[2], &u[0], "a packed unit");
+    ON(attn, &o, NULL, n, &k, &v, &at);
+    ON(attn, (struct tw_tensor *)n_low, NULL, n, &k, &v, &at);
+    packed_is(h, n_low, &o, "packed attention");
+    free(p), free(q);
+    ON(free, bias), ON(free, a.data), ON(free, b.data), ON(free, res.data), ON(free, k.data);
+    ON(free, v.data), ON(free, o.data);
+    for (int i = 0; i < 2; i++)
+        ON(free, y[i].data), ON(free, z[i].data);
+    for (int i = 0; i < 3; i++)
+        ON(free, u[i].data);
+}
+
+/* Attention of rounded queries, keys, weights and values is as near to F32's as those are. */
+static void attention(void)
+{
+    DEVS(h) {
+        struct tw_tensor q = tensor(h, T, IN, 1, false), k = tensor(h, T, 32, 2, false);
+        struct tw_tensor v = tensor(h, T, 32, 3, false), o[2];
+        struct tw_attn_seq seq = { .nq = T };
+        struct tw_attn a = { .nh = IN / 32, .nkv = 1, .hd = 32, .scale = 3, .seq = &seq, .nseq = 1 };
+        float *x[2], most = 0, off = 0;
+
+        for (int i = 0; i < 2; i++) {
+            ON(begin, i ? TW_BF16 : TW_F32, (int64_t[]){ 0, T }, 1);
+            o[i] = tensor(h, T, IN, 4, false);
+            ON(attn, &o[i], NULL, &q, &k, &v, &a);
+            x[i] = help_get(h->d, o[i].data, T * IN);
+        }
+        for (int64_t i = 0; i < T * IN; i++) {
+            most = fmaxf(most, fabsf(x[0][i] - x[1][i]));
+            off += (x[0][i] - x[1][i]) * (x[0][i] - x[1][i]);
+        }
+        CHECK(most < 0.2f && sqrtf(off / (T * IN)) < 0.0095f);
+        ON(begin, TW_F32, NULL, 0);
+        free(x[0]), free(x[1]);
+        ON(free, q.data), ON(free, k.data), ON(free, v.data), ON(free, o[0].data), ON(free, o[1].data);
+    }
+}
+
+static void packing(void)
+{
+    DEVS(h) {
+        bool tiles = !strncmp(h->name, "amx", 3);
+        struct tw_tensor x, n, low;
+        float *w, *rstd;
+
+        if (!tw_ops(h->d)->packs)
+            continue;
+        CHECK(tw_ops(h->d)->packs(h->d, T, IN) == tiles);
+        CHECK(!tw_ops(h->d)->packs(h->d, 63, IN) && !tw_ops(h->d)->packs(h->d, T, IN + 16));
+        CHECK(!tw_ops(h->d)->packs(h->d, T, 4096));
+        if (!tiles)
+            continue;
+        x = tensor(h, T, IN, 1, false), n = tensor(h, T, IN, 2, false), low = packed(h, IN);
+        w = put(h, IN, 3, 1), rstd = put(h, T, 4, 1);
+        ON(begin, TW_BF16, (int64_t[]){ 0, T }, 1);
+        ON(rmsnorm, &n, rstd, &x, w, IN, 1e-5f, 0);
+        ON(rmsnorm, &low, rstd, &x, w, IN, 1e-5f, 0);
+        packed_is(h, &low, &n, "a packed norm");
+        packed_ops(h, &n, &low);
+        ON(begin, TW_F32, NULL, 0);
+        ON(free, x.data), ON(free, n.data), ON(free, low.data), ON(free, w), ON(free, rstd);
+    }
+}
+
 int main(void)
 {
     help_open();
     RUN(products);
     RUN(norm_and_glu);
     RUN(gated_in_one);
+    RUN(attention);
+    RUN(packing);
     help_close();
     return test_end();
 }

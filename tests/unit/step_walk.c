@@ -18,7 +18,7 @@ static float *logits;
 
 static struct tw_tensor fresh(int64_t rows, int64_t cols)
 {
-    return (struct tw_tensor){ tw_arena_alloc(&mem, (size_t)(rows * cols) * 4), TW_F32, rows, cols, cols };
+    return (struct tw_tensor){ tw_arena_alloc(&mem, (size_t)(rows * cols) * 4), TW_F32, rows, cols, cols, false };
 }
 
 static struct tw_tensor cut(const struct tw_tensor *x, int64_t at, int64_t n)

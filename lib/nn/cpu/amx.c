@@ -246,6 +246,68 @@ AMX void tw_amx_mix16(float *c, int64_t ldc, const uint32_t *a, const uint32_t *
         MIX(0, 0);
 }
 
+/* Sixteen keys against rows whose STEPS tiles are there from tile A on, into tile T and then to C. */
+#define SCORES(t, a0, a1, a2, a3, steps)                                                           \
+    do {                                                                                           \
+        _tile_zero(t);                                                                             \
+        _tile_loadd(6, k, 64);                                                                     \
+        _tile_dpbf16ps(t, a0, 6);                                                                  \
+        if ((steps) > 1) {                                                                         \
+            _tile_loadd(7, k + 256, 64);                                                           \
+            _tile_dpbf16ps(t, a1, 7);                                                              \
+        }                                                                                          \
+        if ((steps) > 2) {                                                                         \
+            _tile_loadd(6, k + 512, 64);                                                           \
+            _tile_dpbf16ps(t, a2, 6);                                                              \
+        }                                                                                          \
+        if ((steps) > 3) {                                                                         \
+            _tile_loadd(7, k + 768, 64);                                                           \
+            _tile_dpbf16ps(t, a3, 7);                                                              \
+        }                                                                                          \
+        k += (steps) * 256;                                                                        \
+    } while (0)
+
+/* Keys are read once for sixteen rows, which stay in tiles. */
+AMX void tw_amx_scores16(float *s, int64_t lds, const uint32_t *q, const uint32_t *const *keys, int64_t n,
+        int R, int64_t steps)
+{
+    int64_t ss = lds * 4;
+
+    config((uint64_t)R * 0x010101010101 | (uint64_t)0x1010 << 48);
+    __asm__ volatile("" : : : "memory");
+    if (steps <= 2) {
+        _tile_loadd(4, q, 64);
+        if (steps > 1)
+            _tile_loadd(5, q + R * 16, 64);
+    } else {
+        _tile_loadd(2, q, 64);
+        _tile_loadd(3, q + R * 16, 64);
+        _tile_loadd(4, q + R * 32, 64);
+        if (steps > 3)
+            _tile_loadd(5, q + R * 48, 64);
+    }
+    for (int64_t i = 0; i < n; i++, s += 32) {
+        const uint32_t *k = keys[i];
+
+        if (steps == 2) {
+            SCORES(0, 4, 5, 4, 5, 2);
+            SCORES(1, 4, 5, 4, 5, 2);
+        } else if (steps == 1) {
+            SCORES(0, 4, 5, 4, 5, 1);
+            SCORES(1, 4, 5, 4, 5, 1);
+        } else if (steps == 4) {
+            SCORES(0, 2, 3, 4, 5, 4);
+            SCORES(1, 2, 3, 4, 5, 4);
+        } else {
+            SCORES(0, 2, 3, 4, 5, 3);
+            SCORES(1, 2, 3, 4, 5, 3);
+        }
+        _tile_stored(0, s, ss);
+        _tile_stored(1, s + 16, ss);
+    }
+    __asm__ volatile("" : : : "memory");
+}
+
 /* What is in the tiles' place, into C. */
 AMX void tw_amx_finish(const struct tw_whole *w, const float *sum)
 {

@@ -176,7 +176,8 @@ static void strip_next(struct tw_whole *w)
     w->c = w->c ? w->c + 32 : NULL;
     w->bias = w->bias ? w->bias + 32 : NULL;
     w->res = w->res ? w->res + 32 : NULL;
-    w->y = w->y ? w->y + 16 : NULL;
+    w->y = w->y ? w->y + 16 + w->half * w->yskip : NULL;
+    w->half = !w->half;
 }
 
 VFN void whole_blocks(const struct tw_whole *all, int P, const bool unit, const bool stream)

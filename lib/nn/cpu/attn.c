@@ -12,173 +12,11 @@
 #include "nn/cpu/attn_priv.h"
 
 #define ITEM_ROWS 64
-
-struct att {
-    struct tw_cpu *d;
-    const struct tw_heads *a;
-    const struct tw_tensor *q;
-    struct tw_tensor *o;
-    float *lse;
-    float *kv;                  /* blocks of the packed sequences */
-    const struct att_seq *seq;
-    bool low;                   /* bf16 products */
-    int mr, pr;                 /* of their block */
-    int64_t align;              /* keys that are taken together: a panel, in bf16 also a tile */
-    int64_t group, dvp;         /* query heads of a kv head; dv in whole panels */
-    int64_t dkw;                /* words of dk components */
-    int64_t own, lds;           /* words of a thread's scratch and of a row of scores */
-};
-
-struct att_seq {
-    int64_t item;               /* the first of its work items */
-    int64_t bk;                 /* keys of a block */
-    size_t kv;                  /* where its block begins, words into att.kv */
-};
-
 #define MOST_ROWS 32            /* of a product's block */
 #define HALF 16                 /* rows whose scores are in L1 at a time */
 
-static int64_t head_words(bool low, int64_t bk, int64_t dk, int64_t dv)
-{
-    if (low)
-        return bk * (tw_up(dk, 32) + tw_up(dv, 16)) / 2;
-    return bk * (dk + tw_up(dv, 16));
-}
-
-size_t tw_cpu_kv_bytes(const struct tw_dev *d, int64_t nkv, int64_t hd, enum tw_dtype act)
-{
-    return (size_t)(nkv * tw_max(head_words(false, TW_KV_BLOCK, hd, hd),
-            head_words(true, TW_KV_BLOCK, hd, hd))) * 4;
-}
-
-const float *tw_cpu_key_rows(const struct tw_heads *a, int64_t row, int64_t h, int64_t n,
-        float *room, int64_t *ld)
-{
-    const float *k = a->in.k + row * a->in.ldk + h * a->in.sk, *pe;
-
-    *ld = a->in.ldk;
-    if (a->nk == a->dk)
-        return k;
-    *ld = a->dk;
-    pe = a->in.pe + row * a->in.ldpe;
-    for (int64_t i = 0; i < n; i++) {
-        memcpy(room + i * a->dk, k + i * a->in.ldk, (size_t)a->nk * 4);
-        memcpy(room + i * a->dk + a->nk, pe + i * a->in.ldpe, (size_t)(a->dk - a->nk) * 4);
-    }
-    return room;
-}
-
-/* N keys and values that fall into one panel, from key J of a block on. */
-struct put {
-    float *kp, *vp;
-    int64_t bk, j, n;
-    const float *k, *v;
-    int64_t ldk;
-};
-
-static void put_f32(const struct att *t, const struct put *p)
-{
-    int64_t dk = t->a->dk, dv = t->a->dv;
-    const float *k = p->k, *v = p->v;
-
-    for (int64_t i = 0; i < p->n; i++, k += p->ldk, v += t->a->in.ldv) {
-        if (p->n < 16)
-            for (int64_t d = 0; d < dk; d++)
-                p->kp[d * 16 + (p->j + i) % 16] = k[d];
-        for (int64_t d = 0; d < dv; d += 16) {
-            float *to = p->vp + (d / 16 * p->bk + p->j + i) * 16;
-
-            if (dv - d >= 16) {
-                memcpy(to, v + d, 64);
-            } else {
-                memset(to, 0, 64);
-                memcpy(to, v + d, (size_t)(dv - d) * 4);
-            }
-        }
-    }
-}
-
-/* One key: its components go into every pair's place, the value into one half of pairs of keys. */
-static void put_half(const struct att *t, const struct put *p, int64_t i)
-{
-    int64_t dk = t->a->dk, j = p->j + i;
-    uint32_t *kp = (uint32_t *)p->kp, *vp = (uint32_t *)p->vp;
-    const float *k = p->k + i * p->ldk, *v = p->v + i * t->a->in.ldv;
-    uint16_t x[2];
-
-    for (int64_t d = 0; d < t->dkw; d++) {
-        x[0] = 2 * d < dk ? tw_f32_to_bf16(k[2 * d]) : 0;
-        x[1] = 2 * d + 1 < dk ? tw_f32_to_bf16(k[2 * d + 1]) : 0;
-        kp[d * 16 + j % 16] = x[0] | (uint32_t)x[1] << 16;
-    }
-    for (int64_t d = 0; d < t->a->dv; d++) {
-        uint16_t *to = (uint16_t *)(vp + (d / 16 * p->bk + j) / 2 * 16);
-
-        to[d % 16 * 2 + j % 2] = tw_f32_to_bf16(v[d]);
-    }
-}
-
-/* The first key of 32 clears their values: a product may read all of them. */
-static void put_low(const struct att *t, const struct put *p)
-{
-    int64_t dv = t->a->dv, j = p->j, bk = p->bk;
-    uint32_t *vp = (uint32_t *)p->vp;
-
-    for (int64_t q = 0; q < t->dvp / 16 && j % 32 == 0; q++)
-        memset(vp + (q * bk + j) / 2 * 16, 0, 16 * 64);
-    if (p->n == 16)
-        for (int64_t q = 0; q < t->dvp / 16; q++)
-            t->d->k->pairs(vp + (q * bk + j) / 2 * 16, 16, p->v + q * 16, t->a->in.ldv,
-                    (int)tw_min(16, dv - q * 16), 8, 16, false, 0);
-    for (int64_t i = 0; i < p->n && p->n < 16; i++)
-        put_half(t, p, i);
-}
-
-/* ROOM is for 16 keys. */
-static void put_keys(const struct att *t, float *blk, int64_t bk, int64_t j, int64_t n, int64_t row,
-        int64_t kvh, float *room)
-{
-    struct put p = { .kp = blk + j / 16 * t->dkw * 16, .vp = blk + bk * t->dkw, .bk = bk, .j = j,
-        .n = n, .v = t->a->in.v + row * t->a->in.ldv + kvh * t->a->in.sv };
-
-    p.k = tw_cpu_key_rows(t->a, row, kvh, n, room, &p.ldk);
-    if (t->low)
-        put_low(t, &p);
-    else
-        put_f32(t, &p);
-    if (n == 16 && t->low)
-        t->d->k->panel16((uint32_t *)p.kp, p.k, p.ldk, 16, t->dkw, t->a->dk);
-    else if (n == 16)
-        t->d->k->panel(p.kp, p.k, p.ldk, 16, t->a->dk);
-}
-
-static float *block_of(const struct att *t, int64_t s, int64_t kvh, int64_t pos)
-{
-    const struct tw_attn_seq *q = &t->a->seq[s];
-    int64_t words = head_words(t->low, t->seq[s].bk, t->a->dk, t->a->dv);
-
-    if (q->block)
-        return (float *)((char *)q->block[pos / TW_KV_BLOCK] + q->offset) + kvh * words;
-    return t->kv + t->seq[s].kv + kvh * words;
-}
-
-static void put_seq(void *arg, int64_t i, int thread)
-{
-    const struct att *t = arg;
-    int64_t s = i / t->a->nkv, kvh = i % t->a->nkv, bk = t->seq[s].bk;
-    const struct tw_attn_seq *q = &t->a->seq[s];
-    float *room = (float *)t->d->slot[TW_SLOT_OWN].p + thread * t->own;
-
-    for (int64_t x = 0, n; x < q->nq; x += n) {
-        int64_t pos = q->past + x, j = pos % bk;
-
-        n = tw_min(q->nq - x, 16 - pos % 16);
-        put_keys(t, block_of(t, s, kvh, pos), bk, j, n, q->q0 + x, kvh, room);
-    }
-}
-
 /* The scores of R rows: s[r * lds + j - kb] for keys [kb, end), whole panels. */
-static void scores(const struct att *t, int64_t sq, int64_t kvh, float *s, const float *qp, int R,
+static void scores(const struct tw_att *t, int64_t sq, int64_t kvh, float *s, const float *qp, int R,
         int64_t kb, int64_t end)
 {
     const struct tw_kern *k = t->d->k;
@@ -186,7 +24,7 @@ static void scores(const struct att *t, int64_t sq, int64_t kvh, float *s, const
 
     for (int64_t j = kb, np; j < end; j += np * 16) {
         int64_t in = j % bk;
-        const float *b = block_of(t, sq, kvh, j) + in * dkw;
+        const float *b = tw_att_block(t, sq, kvh, j) + in * dkw;
 
         np = tw_panels(t->pr, tw_min(bk - in, end - j) / 16);
         if (t->low)
@@ -198,7 +36,7 @@ static void scores(const struct att *t, int64_t sq, int64_t kvh, float *s, const
 }
 
 /* o[r][0, dvp) += sum over keys [lo, hi) of s[r * lds + j - kb] v[j] */
-static void mix(const struct att *t, int64_t sq, int64_t kvh, float *o, const float *s, int R,
+static void mix(const struct tw_att *t, int64_t sq, int64_t kvh, float *o, const float *s, int R,
         int64_t kb, int64_t lo, int64_t hi)
 {
     const struct tw_kern *k = t->d->k;
@@ -206,7 +44,7 @@ static void mix(const struct att *t, int64_t sq, int64_t kvh, float *o, const fl
 
     for (int64_t j = lo, n; j < hi; j += n) {
         int64_t in = j % bk;
-        const float *v = block_of(t, sq, kvh, j) + bk * t->a->dk + in * 16;
+        const float *v = tw_att_block(t, sq, kvh, j) + bk * t->a->dk + in * 16;
 
         n = tw_min(hi - j, bk - in);
         for (int64_t p = 0, np; p < t->dvp / 16; p += np) {
@@ -218,7 +56,7 @@ static void mix(const struct att *t, int64_t sq, int64_t kvh, float *o, const fl
 }
 
 /* The same in pairs of keys, lo and hi multiples of 32; PP is room for the packed weights. */
-static void mix16(const struct att *t, int64_t sq, int64_t kvh, float *o, const float *s,
+static void mix16(const struct tw_att *t, int64_t sq, int64_t kvh, float *o, const float *s,
         uint32_t *pp, int R, int64_t lo, int64_t hi)
 {
     const struct tw_kern *k = t->d->k;
@@ -226,7 +64,7 @@ static void mix16(const struct att *t, int64_t sq, int64_t kvh, float *o, const 
 
     for (int64_t j = lo, n; j < hi; j += n) {
         int64_t in = j % bk;
-        const uint32_t *v = (uint32_t *)(block_of(t, sq, kvh, j) + bk * t->dkw + in / 2 * 16);
+        const uint32_t *v = (uint32_t *)(tw_att_block(t, sq, kvh, j) + bk * t->dkw + in / 2 * 16);
 
         n = tw_min(hi - j, bk - in);
         k->pack16(pp, s + j - lo, t->lds, R, n / 2, n);
@@ -238,18 +76,16 @@ static void mix16(const struct att *t, int64_t sq, int64_t kvh, float *o, const 
     }
 }
 
-/* The same on tiles: PP is packed, V room for where the values of each 32 keys begin. */
-static void mix_tiles(const struct att *t, int64_t sq, int64_t kvh, float *o, const uint32_t *pp,
-        const uint32_t **v, int R, int64_t lo, int64_t hi)
+/* The same on tiles: PP is packed, V says where the values of each 32 keys begin, and is used up. */
+static void mix_tiles(const struct tw_att *t, int64_t sq, float *o, const uint32_t *pp, const uint32_t **v,
+        int R, int64_t n)
 {
     int64_t bk = t->seq[sq].bk, np;
 
-    for (int64_t j = lo; j < hi; j += 32)
-        v[(j - lo) / 32] = (uint32_t *)(block_of(t, sq, kvh, j) + bk * t->dkw + j % bk / 2 * 16);
     for (int64_t p = 0; p < t->dvp / 16; p += np) {
         np = tw_panels(t->pr, t->dvp / 16 - p);
-        t->d->k->mix16(o + p * 16, t->dvp, pp, v, bk / 2 * 16, (hi - lo) / 32, R, (int)np);
-        for (int64_t i = 0; i < (hi - lo) / 32; i++)
+        t->d->k->mix16(o + p * 16, t->dvp, pp, v, bk / 2 * 16, n, R, (int)np);
+        for (int64_t i = 0; i < n; i++)
             v[i] += np * bk / 2 * 16;
     }
 }
@@ -260,10 +96,22 @@ struct rows {
     int R;
     float *qp, *o, *s;
     uint32_t *pp;
-    const uint32_t **v;
+    const uint32_t **k, **v;    /* on tiles: where each 32 keys begin, and their values */
 };
 
-static const float *query(const struct att *t, const struct rows *w, int r)
+static void find_keys(const struct tw_att *t, const struct rows *w, int64_t lo, int64_t hi)
+{
+    int64_t bk = t->seq[w->sq].bk;
+
+    for (int64_t j = lo, i = 0; j < hi; j += 32, i++) {
+        const uint32_t *b = (const uint32_t *)tw_att_block(t, w->sq, w->kvh, j);
+
+        w->k[i] = b + j % bk * t->dkw;
+        w->v[i] = b + bk * t->dkw + j % bk / 2 * 16;
+    }
+}
+
+static const float *query(const struct tw_att *t, const struct rows *w, int r)
 {
     const struct tw_attn_seq *q = &t->a->seq[w->sq];
 
@@ -271,7 +119,7 @@ static const float *query(const struct att *t, const struct rows *w, int r)
            (w->kvh * t->group + (w->r0 + r) % t->group) * t->a->dk;
 }
 
-static void pack_queries(const struct att *t, const struct rows *w)
+static void pack_queries(const struct tw_att *t, const struct rows *w)
 {
     int64_t dk = t->a->dk;
 
@@ -291,12 +139,16 @@ static void pack_queries(const struct att *t, const struct rows *w)
 
 /* The weights of rows [r, r + n) for keys [kb, end), with the largest score of each and their sums; on
  * TILES rounded and packed, else where the scores were. */
-static void weights(const struct att *t, const struct rows *w, int r, int n, int64_t kb, int64_t end,
+static void weights(const struct tw_att *t, const struct rows *w, int r, int n, int64_t kb, int64_t end,
         bool tiles, float *max, float *sum)
 {
     float *s = w->s + (tiles ? 0 : r * t->lds);
 
-    scores(t, w->sq, w->kvh, s, w->qp + r * (t->low ? t->dkw : t->a->dk), n, kb, end);
+    if (tiles && t->dkw <= 16 * TW_SCORE_STEPS)
+        t->d->k->scores16(s, t->lds, (const uint32_t *)w->qp + r * t->dkw, w->k, (end - kb) / 32, n,
+                t->dkw / 16);
+    else
+        scores(t, w->sq, w->kvh, s, w->qp + r * (t->low ? t->dkw : t->a->dk), n, kb, end);
     for (; n-- > 0; r++, s += t->lds) {
         int64_t pos = t->a->seq[w->sq].past + (w->r0 + r) / t->group;
         int64_t from = t->a->window ? tw_max(0, pos + 1 - t->a->window) : 0;
@@ -309,7 +161,21 @@ static void weights(const struct att *t, const struct rows *w, int r, int n, int
     }
 }
 
-static void attn_rows(const struct att *t, const struct rows *w)
+/* A head's output, X times SCALE, whose place is X's then. */
+static void put_output(const struct tw_att *t, int64_t row, int64_t col, float *x, float scale)
+{
+    float *y = t->o->packed ? x : tw_row(t->o, row) + col;
+
+    t->d->k->epi(y, x, t->a->dv, scale, NULL, NULL);
+    if (t->o->packed) {
+        int64_t step;
+        uint32_t *line = tw_line(t->o, row, col, &step);
+
+        t->d->k->lines(line, step, x, t->a->dv);
+    }
+}
+
+static void attn_rows(const struct tw_att *t, const struct rows *w)
 {
     const struct tw_heads *a = t->a;
     const struct tw_attn_seq *q = &a->seq[w->sq];
@@ -320,10 +186,12 @@ static void attn_rows(const struct att *t, const struct rows *w)
     bool tiles = t->low && t->d->k->mix16 && a->scale > 0;
 
     pack_queries(t, w);
+    if (tiles)
+        find_keys(t, w, kb, end);
     for (int r = 0; r < w->R; r += HALF)
         weights(t, w, r, (int)tw_min(HALF, w->R - r), kb, end, tiles, max, sum);
     if (tiles)
-        mix_tiles(t, w->sq, w->kvh, w->o, w->pp, w->v, w->R, kb, end);
+        mix_tiles(t, w->sq, w->o, w->pp, w->v, w->R, (end - kb) / 32);
     else if (t->low)
         mix16(t, w->sq, w->kvh, w->o, w->s, w->pp, w->R, kb, end);
     else
@@ -332,23 +200,40 @@ static void attn_rows(const struct att *t, const struct rows *w)
         int64_t row = q->q0 + (w->r0 + r) / t->group;
         int64_t h = w->kvh * t->group + (w->r0 + r) % t->group;
 
-        t->d->k->epi(tw_row(t->o, row) + h * dv, w->o + r * t->dvp, dv, 1 / sum[r], NULL, NULL);
+        put_output(t, row, h * dv, w->o + r * t->dvp, 1 / sum[r]);
         if (t->lse)
             t->lse[row * a->nh + h] = tw_cpu_lse(max[r], sum[r]);
     }
 }
 
+/* Which of the PER groups of rows of a kv head item I of a sequence is. A thread's first items are of its
+ * own rows, whose queries and outputs are in its cache from op to op, kv head by kv head. */
+static int64_t item_at(const struct tw_att *t, int64_t per, int64_t i, int64_t *kvh)
+{
+    int64_t parts = t->a->nseq < t->d->threads ? tw_min(t->d->threads, per) : 1, p = 0;
+    int64_t g0 = 0, g1 = per / parts;
+
+    while (i >= (g1 - g0) * t->a->nkv) {
+        i -= (g1 - g0) * t->a->nkv;
+        g0 = g1;
+        g1 = per * (++p + 1) / parts;
+    }
+    *kvh = i / (g1 - g0);
+    return g0 + i % (g1 - g0);
+}
+
 static void attn_item(void *arg, int64_t i, int thread)
 {
-    const struct att *t = arg;
-    int64_t lo = 0, hi = t->a->nseq, rows, per, r1;
+    const struct tw_att *t = arg;
+    int64_t lo = 0, hi = t->a->nseq, rows, r1;
     struct rows w;
 
     w.qp = (float *)t->d->slot[TW_SLOT_OWN].p + thread * t->own;
     w.o = w.qp + MOST_ROWS * tw_max(t->dkw, t->a->dk);
     w.s = w.o + MOST_ROWS * t->dvp;
     w.pp = (uint32_t *)(w.s + MOST_ROWS * tw_max(t->lds, t->a->dk));
-    w.v = (const uint32_t **)(w.pp + MOST_ROWS * tw_max(t->lds, t->a->dk));
+    w.k = (const uint32_t **)(w.pp + MOST_ROWS * tw_max(t->lds, t->a->dk));
+    w.v = w.k + t->lds / 32 + 1;
     while (hi - lo > 1) {       /* the sequence whose items hold i */
         int64_t mid = (lo + hi) / 2;
 
@@ -359,10 +244,8 @@ static void attn_item(void *arg, int64_t i, int thread)
     }
     i -= t->seq[lo].item;
     rows = t->a->seq[lo].nq * t->group;
-    per = (rows + ITEM_ROWS - 1) / ITEM_ROWS;
     w.sq = lo;
-    w.kvh = i / per;
-    w.r0 = i % per * ITEM_ROWS;
+    w.r0 = item_at(t, (rows + ITEM_ROWS - 1) / ITEM_ROWS, i, &w.kvh) * ITEM_ROWS;
     r1 = tw_min(rows, w.r0 + ITEM_ROWS);
     for (; w.r0 < r1; w.r0 += t->mr) {
         w.R = (int)tw_min(t->mr, r1 - w.r0);
@@ -371,12 +254,12 @@ static void attn_item(void *arg, int64_t i, int thread)
 }
 
 /* Lays out the call: work items and packed blocks by sequence. Returns items, -1: no memory. */
-static int64_t attn_plan(struct att *t)
+static int64_t attn_plan(struct tw_att *t)
 {
     const struct tw_heads *a = t->a;
     int64_t items = 0, longest = 0;
     size_t words = 0;
-    struct att_seq *seq = tw_cpu_scratch(t->d, TW_SLOT_LIST, (size_t)(a->nseq + 1) * sizeof *seq);
+    struct tw_att_seq *seq = tw_cpu_scratch(t->d, TW_SLOT_LIST, (size_t)(a->nseq + 1) * sizeof *seq);
 
     if (!seq)
         return -1;
@@ -395,7 +278,7 @@ static int64_t attn_plan(struct att *t)
         seq[s].kv = words;
         seq[s].bk = q->block ? TW_KV_BLOCK : tw_max(t->align, tw_up(q->nq, t->align));
         if (!q->block)
-            words += (size_t)(a->nkv * head_words(t->low, seq[s].bk, a->dk, a->dv));
+            words += (size_t)(a->nkv * tw_att_words(t->low, seq[s].bk, a->dk, a->dv));
         items += a->nkv * ((q->nq * t->group + ITEM_ROWS - 1) / ITEM_ROWS);
         longest = tw_max(longest, q->past + q->nq);
     }
@@ -403,7 +286,7 @@ static int64_t attn_plan(struct att *t)
     /* An odd number of cache lines a row: rows do not fall on the same sets. */
     t->lds = tw_up(longest, 32) + 16;
     t->own = MOST_ROWS * (tw_max(t->dkw, a->dk) + t->dvp + 2 * tw_max(t->lds, a->dk)) +
-            tw_up(t->lds / 16, 16);
+            tw_up(4 * (t->lds / 32 + 1), 16);
     if (!t->kv || !tw_cpu_scratch(t->d, TW_SLOT_OWN, (size_t)(t->own * t->d->threads) * 4))
         return -1;
     return items;
@@ -412,7 +295,7 @@ static int64_t attn_plan(struct att *t)
 void tw_cpu_heads(struct tw_cpu *d, struct tw_tensor *o, float *lse, const struct tw_tensor *q,
         const struct tw_heads *a)
 {
-    struct att t = { .d = d, .a = a, .q = q, .o = o, .lse = lse };
+    struct tw_att t = { .d = d, .a = a, .q = q, .o = o, .lse = lse };
     int64_t items = attn_plan(&t);
     bool packed = false;
 
@@ -421,7 +304,7 @@ void tw_cpu_heads(struct tw_cpu *d, struct tw_tensor *o, float *lse, const struc
     for (int64_t s = 0; s < a->nseq; s++)
         packed |= !a->seq[s].block;
     if (packed)     /* decode states have theirs already, and get them again */
-        tw_cpu_run(d, a->nseq * a->nkv, put_seq, &t);
+        tw_cpu_run(d, a->nseq * a->nkv, tw_att_put, &t);
     tw_cpu_run(d, items, attn_item, &t);
 }
 
@@ -456,8 +339,8 @@ void tw_cpu_kv_put(struct tw_dev *dev, const struct tw_tensor *k, const struct t
         const struct tw_attn *a)
 {
     struct tw_heads h = heads_of(a, k, v);
-    struct att t = { .d = (struct tw_cpu *)dev, .a = &h };
+    struct tw_att t = { .d = (struct tw_cpu *)dev, .a = &h };
 
     if (attn_plan(&t) > 0)
-        tw_cpu_run(t.d, a->nseq * a->nkv, put_seq, &t);
+        tw_cpu_run(t.d, a->nseq * a->nkv, tw_att_put, &t);
 }

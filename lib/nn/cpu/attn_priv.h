@@ -28,4 +28,34 @@ void tw_cpu_heads_bwd(struct tw_cpu *d, struct tw_tensor *dq, const struct tw_ke
 const float *tw_cpu_key_rows(const struct tw_heads *a, int64_t row, int64_t h, int64_t n,
         float *room, int64_t *ld);
 
+/* A call, and a sequence of it. */
+struct tw_att {
+    struct tw_cpu *d;
+    const struct tw_heads *a;
+    const struct tw_tensor *q;
+    struct tw_tensor *o;
+    float *lse;
+    float *kv;                  /* blocks of the packed sequences */
+    const struct tw_att_seq *seq;
+    bool low;                   /* bf16 products */
+    int mr, pr;                 /* of their block */
+    int64_t align;              /* keys that are taken together: a panel, in bf16 also a tile */
+    int64_t group, dvp;         /* query heads of a kv head; dv in whole panels */
+    int64_t dkw;                /* words of dk components */
+    int64_t own, lds;           /* words of a thread's scratch and of a row of scores */
+};
+
+struct tw_att_seq {
+    int64_t item;               /* the first of its work items */
+    int64_t bk;                 /* keys of a block */
+    size_t kv;                  /* where its block begins, words into att.kv */
+};
+
+/* Words of one kv head of a block of BK keys. */
+int64_t tw_att_words(bool low, int64_t bk, int64_t dk, int64_t dv);
+/* The block of sequence S that key POS is in, and there the kv head. */
+float *tw_att_block(const struct tw_att *t, int64_t s, int64_t kvh, int64_t pos);
+/* Item I: all keys of a sequence, a kv head. */
+void tw_att_put(void *att, int64_t i, int thread);
+
 #endif

@@ -62,8 +62,11 @@ struct tw_whole {
     int64_t strips, bs;         /* a block of rows goes through as many strips of columns, those of B BS
                                  * words apart; 0: one. FROM is none then */
     uint16_t *y;                /* of gated16 alone, in the place of c: 16 columns of act(gate) * up,
-                                 * which are panel 0 and panel 1 */
-    int64_t ldy;
+                                 * which are panel 0 and panel 1; from a strip to the next there are 16
+                                 * elements, behind the second half of a line YSKIP more, and from a block
+                                 * of rows to the next YBLOCK */
+    int64_t ldy, yskip, yblock;
+    bool half;                  /* y is the second half of a line */
     enum tw_act act;
     int64_t rows;               /* of whole32 alone, in the place of blocks: the last one may have fewer */
     struct tw_split split;
@@ -89,7 +92,7 @@ static inline void tw_whole_next(struct tw_whole *w, int64_t rows)
     w->from = w->from ? w->from + rows * w->ldf : NULL;
     w->res = w->res ? w->res + rows * w->ldres : NULL;
     w->c = w->c ? w->c + rows * w->ldc : NULL;
-    w->y = w->y ? w->y + rows * w->ldy : NULL;
+    w->y = w->y ? w->y + w->yblock : NULL;
 }
 
 /* c[r * ldc + j] += the sum over tokens t of A(t, r) * b[t * ldb + j], j < n, rounded to bf16: S pairs
@@ -160,6 +163,8 @@ struct tw_kern {
     void (*pairs32_a)(uint32_t *dst, const float *src, int64_t ld, int R, int64_t s, int64_t k);
     void (*pairs32)(uint32_t *dst, const float *src, int64_t ld, int R, int64_t s, int64_t k);
     void (*low)(uint16_t *dst, const float *src, int64_t n);    /* rounds to bf16 */
+    /* The same of whole groups of 32, which go to lines STEP words apart. NULL: there is none. */
+    void (*lines)(uint32_t *dst, int64_t step, const float *src, int64_t n);
     /* pack16() of what is BF16 already, LD and S in words. */
     void (*packw)(float *dst, const float *src, int64_t ld, int R, int64_t s);
     /* dst[s * W + r] = src[s * ld + r] for r < R <= W <= 16, 0 up to W. */
@@ -224,6 +229,10 @@ struct tw_kern {
             float scale, float *max);
     void (*mix16)(float *c, int64_t ldc, const uint32_t *a, const uint32_t *const *v, int64_t bp,
             int64_t n, int R, int P);
+    /* Of the tile unit alone, mm16's bits: scores of up to 16 rows, packed, of STEPS <= TW_SCORE_STEPS
+     * times 32 components, for N times 32 keys, two panels each, one behind the other. */
+    void (*scores16)(float *s, int64_t lds, const uint32_t *q, const uint32_t *const *keys, int64_t n, int R,
+            int64_t steps);
     /* s = p = e^(s * scale - lse) in [lo, hi) else 0; dp = p * (dp - delta) * scale. */
     void (*dsoft)(float *s, float *dp, int64_t lo, int64_t hi, int64_t end, float scale, float lse,
             float delta);
@@ -256,8 +265,12 @@ void tw_amx_whole16(const struct tw_whole *w, int P);
 void tw_amx_gated16(const struct tw_whole *w);
 void tw_amx_mix16(float *c, int64_t ldc, const uint32_t *a, const uint32_t *const *v, int64_t bp,
         int64_t n, int R, int P);
+void tw_amx_scores16(float *s, int64_t lds, const uint32_t *q, const uint32_t *const *keys, int64_t n, int R,
+        int64_t steps);
 void tw_amx_f32(struct tw_kern *k);     /* what is of f32 products */
 #endif
+
+#define TW_SCORE_STEPS 4
 
 #define TW_STEP32 48            /* words of 32 numbers that are split */
 
@@ -300,6 +313,14 @@ static inline const float *tw_at(const struct tw_tensor *x, int64_t r)
 {
     return tw_elem(x->data, x->dtype == TW_BF16, r * x->ld);
 }
+/* Where 32 columns of row R of a packed X begin, which are a line; the next 32 are *STEP words further. */
+static inline uint32_t *tw_line(const struct tw_tensor *x, int64_t r, int64_t col, int64_t *step)
+{
+    int64_t block = r / 32 * 32;
+
+    *step = tw_min(32, x->rows - block) * 16;
+    return (uint32_t *)x->data + block * x->cols / 2 + col / 32 * *step + (r - block) * 16;
+}
 /* How many of LEFT panels a block takes that has room for PR: one alone keeps the units waiting. */
 static inline int64_t tw_panels(int64_t pr, int64_t left)
 {
@@ -321,6 +342,7 @@ enum tw_bkind {
 struct tw_factors {
     const float *a;
     int64_t lda, s;
+    bool packed;                /* A lies as products read it: only where tw_cpu_packs() */
     bool a16, b16;              /* A, B (of a sum over tokens) are BF16, of whole groups of 32 columns */
     bool a_cols;                /* A(r, s) = a[s * lda + r] and B in rows: a sum over tokens */
     enum tw_bkind bkind;
@@ -361,6 +383,7 @@ struct tw_gemm {
                                  * NULL: none. Only where tw_cpu_gated_fits() */
     uint16_t *y;
     int64_t ldy;
+    bool y_packed;
     enum tw_act act;
 };
 void tw_cpu_gemm(struct tw_cpu *d, const struct tw_gemm *g);
@@ -437,6 +460,7 @@ void tw_cpu_kv_put(struct tw_dev *d, const struct tw_tensor *k, const struct tw_
 extern const struct tw_mla_ops tw_cpu_mla;
 void tw_cpu_glu(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor *gate,
         const struct tw_tensor *up, enum tw_act act);
+bool tw_cpu_packs(const struct tw_dev *d, int64_t rows, int64_t cols);
 bool tw_cpu_gated_fits(const struct tw_dev *d, const struct tw_tensor *x, const struct tw_mat *gate,
         const struct tw_mat *up);
 void tw_cpu_gated(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor *x,

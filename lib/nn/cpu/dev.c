@@ -105,7 +105,7 @@ void tw_cpu_run(struct tw_cpu *d, int64_t n, void (*fn)(void *arg, int64_t i, in
 }
 
 static const struct tw_ops cpu_ops = {
-    .name = "cpu", .alone = true, .sets = true, .low_in = true, .close = tw_cpu_close,
+    .name = "cpu", .alone = true, .sets = true, .low_in = true, .in_place = true, .close = tw_cpu_close,
     .alloc = cpu_alloc, .free = cpu_free, .put = cpu_copy, .get = cpu_copy, .copy = cpu_copy,
     .zero = cpu_zero, .often = in_large_pages, .sync = cpu_sync,
     .mat_elems = tw_cpu_mat_elems, .mat_put = tw_cpu_mat_put, .mat_get = tw_cpu_mat_get,
@@ -117,7 +117,8 @@ static const struct tw_ops cpu_ops = {
     .lora_group_bwd = tw_cpu_lora_group_bwd, .begin = tw_cpu_begin, .rope = tw_cpu_rope,
     .attn = tw_cpu_attn, .attn_bwd = tw_cpu_attn_bwd, .kv_bytes = tw_cpu_kv_bytes,
     .kv_put = tw_cpu_kv_put, .mla = &tw_cpu_mla, .moe = &tw_cpu_moe,
-    .glu = tw_cpu_glu, .glu_bwd = tw_cpu_glu_bwd, .gated_fits = tw_cpu_gated_fits, .gated = tw_cpu_gated,
+    .glu = tw_cpu_glu, .glu_bwd = tw_cpu_glu_bwd, .packs = tw_cpu_packs,
+    .gated_fits = tw_cpu_gated_fits, .gated = tw_cpu_gated,
     .cols = tw_cpu_cols, .delta = &tw_cpu_delta_ops,
     .head = tw_cpu_head, .head_scratch = tw_cpu_head_scratch, .logits = tw_cpu_logits,
     .pick = tw_cpu_pick, .add = tw_cpu_add, .scale = tw_cpu_scale, .axpy = tw_cpu_axpy,
@@ -143,6 +144,7 @@ static const struct tw_kern *choose(struct tw_cpu *d, const char *isa)
         d->amx.whole16 = tw_amx_whole16;
         d->amx.gated16 = tw_amx_gated16;
         d->amx.mix16 = tw_amx_mix16;
+        d->amx.scores16 = tw_amx_scores16;
         d->amx.pack16 = tw_amx_pack16;
         d->amx.pairs_a = tw_amx_pairs;
         d->amx.packw = tw_amx_packw;

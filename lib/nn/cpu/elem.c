@@ -26,13 +26,18 @@ static void rms_rows(void *arg, int64_t i, int thread)
 {
     struct rms_job *j = arg;
     bool low = j->y->dtype == TW_BF16;
+    int64_t step;
 
     for (int64_t t = i * j->step; t < tw_min(j->x->rows, (i + 1) * j->step); t++)
         for (int64_t g = 0; g < j->groups; g++) {
             float *y = low ? own(j->d, thread) : tw_row(j->y, t) + g * j->n;
             float r = j->d->k->rms(y, tw_row(j->x, t) + g * j->n, j->w, j->n, j->eps, j->off);
 
-            if (low)
+            if (j->y->packed) {
+                uint32_t *line = tw_line(j->y, t, 0, &step);
+
+                j->d->k->lines(line, step, y, j->n);
+            } else if (low)
                 j->d->k->low((uint16_t *)j->y->data + t * j->y->ld + g * j->n, y, j->n);
             if (j->rstd)
                 j->rstd[t * j->groups + g] = r;

@@ -13,6 +13,7 @@
  * to 3 * TW_KC * 64 bytes) stay in L2 while all rows pass, A's block in L1. Few rows (decoding) are
  * bound by reading B once. */
 #include "nn/cpu/gemm_priv.h"
+#include <assert.h>
 
 void tw_prod_pack_a(const struct tw_prod *j, float *to, const struct tw_factors *f, int64_t r0,
         int64_t r1, int64_t s0, int64_t n)
@@ -262,6 +263,7 @@ void tw_cpu_gemm(struct tw_cpu *d, const struct tw_gemm *g)
     }
     if (tw_share_run(d, g, 1))
         return;
+    assert(!g->f.packed);
     items = tw_strip_plan(&j);
     for (int64_t e = 0; e < g->nside && !j.sides; e++)
         side_gemm(d, g, &g->side[e]);

@@ -5,11 +5,13 @@
 #include "nn/cpu/gemm_priv.h"
 
 #define SHARE_ROWS 512
+#define SHARE_FROM 64           /* the least rows */
 #define SHARE_LEAST 192         /* rows that a panel should be read for */
 #define GATED_ROWS 64           /* the least of a gated unit */
 #define SHARE_STRIPS 4
 #define L1_WORDS 320            /* of a row, 32 of which stay in L1 */
 #define SHARE_WORDS ((int64_t)320 << 10)
+#define PART_WORDS ((int64_t)96 << 10)  /* of a part where threads have several */
 
 struct share {
     struct tw_prod j[TW_GEMM_GROUP];
@@ -51,6 +53,15 @@ static int64_t strips_of(const struct tw_prod *j)
     return (j->g->n + panels * 16 - 1) / (panels * 16);
 }
 
+/* Where column COL of row R of a gated unit lies. */
+static uint16_t *y_at(const struct tw_gemm *g, int64_t r, int64_t col)
+{
+    struct tw_tensor y = { .data = g->y, .rows = g->m, .cols = g->n };
+    int64_t step;
+
+    return g->y_packed ? (uint16_t *)tw_line(&y, r, col, &step) + col % 32 : g->y + r * g->ldy + col;
+}
+
 /* How many strips a block of rows goes through at once. */
 static int64_t at_once(const struct tw_prod *j)
 {
@@ -58,7 +69,8 @@ static int64_t at_once(const struct tw_prod *j)
 }
 
 /* The rows of a gated unit that are no block, from row R of the tile on, by way of memory. */
-static void gated_rest(const struct tw_prod *j, const struct tw_tile *t, const struct tw_whole *w, int64_t r)
+static void gated_rest(const struct tw_prod *j, const struct tw_tile *t, const struct tw_whole *w, int64_t r,
+        int64_t s)
 {
     const struct tw_kern *k = j->d->k;
     int rows = (int)(t->r1 - t->r0 - r);
@@ -69,7 +81,7 @@ static void gated_rest(const struct tw_prod *j, const struct tw_tile *t, const s
                 w->part[q].s, !q, rows, 2);
     for (int i = 0; i < rows; i++) {
         k->glu(y, sum + i * 32, sum + i * 32 + 16, 16, w->act);
-        k->low(w->y + (r + i) * w->ldy, y, 16);
+        k->low(y_at(j->g, t->r0 + r + i, s * 16), y, 16);
     }
 }
 
@@ -92,7 +104,12 @@ static struct tw_whole strips_whole(const struct tw_prod *j, const struct tw_til
         w.part[w.parts].bp = up;
         w.part[w.parts].s = tw_min(j->kc, j->s - s);
     }
-    w.y = g->up ? g->y + t->r0 * g->ldy + s0 * 16 : NULL;
+    w.y = g->up ? y_at(g, t->r0, s0 * 16) : NULL;
+    w.yblock = g->y_packed ? 32 * g->n : 32 * g->ldy;
+    w.yskip = g->y_packed ? 31 * 32 : 0;
+    w.half = s0 % 2;
+    if (g->y_packed)
+        w.ldy = 32;
     w.c = g->up ? NULL : g->c + t->r0 * g->ldc + s0 * 32;
     w.bias = g->bias ? g->bias + s0 * 32 : NULL;
     w.res = g->res ? g->res + t->r0 * g->ldres + s0 * 32 : NULL;
@@ -110,7 +127,7 @@ static void gated(const struct tw_prod *j, const struct tw_tile *t, int64_t s0, 
         j->d->k->gated16(&w);
         for (int64_t s = s0; s < tw_min(s1, s0 + per) && w.blocks * 32 < t->r1 - t->r0; s++) {
             w = strips_whole(j, t, s, s + 1);
-            gated_rest(j, t, &w, w.blocks * 32);
+            gated_rest(j, t, &w, w.blocks * 32, s);
         }
     }
 }
@@ -177,8 +194,8 @@ static void share_item(void *arg, int64_t i, int thread)
 
 static bool shares(const struct tw_prod *j, const struct tw_gemm *g)
 {
-    return j->tiles && tw_in_panels(&g->f) && !g->nside && !g->nmore && g->n > 0 && g->m >= 64 && j->s > 0 &&
-            (!j->split || g->n > SPLIT_COLS || j->s > SPLIT_WORDS);
+    return j->tiles && tw_in_panels(&g->f) && !g->nside && !g->nmore && g->n > 0 && g->m >= SHARE_FROM &&
+            j->s > 0 && (!j->split || g->n > SPLIT_COLS || j->s > SPLIT_WORDS);
 }
 
 static bool share_open(struct share *h, struct tw_cpu *d, const struct tw_gemm *g, int n)
@@ -202,6 +219,13 @@ bool tw_share_fits(struct tw_cpu *d, const struct tw_gemm *g, int n)
     return share_open(&h, d, g, n);
 }
 
+bool tw_cpu_packs(const struct tw_dev *dev, int64_t rows, int64_t cols)
+{
+    const struct tw_kern *k = ((const struct tw_cpu *)dev)->k;
+
+    return k->lines && k->unit16 > 1 && rows >= SHARE_FROM && cols % 32 == 0 && cols <= 2 * k->kc16;
+}
+
 bool tw_cpu_gated_fits(const struct tw_dev *dev, const struct tw_tensor *x, const struct tw_mat *gate,
         const struct tw_mat *up)
 {
@@ -216,8 +240,8 @@ void tw_cpu_gated(struct tw_dev *dev, struct tw_tensor *y, const struct tw_tenso
         const struct tw_mat *gate, const struct tw_mat *up, enum tw_act act)
 {
     struct tw_gemm g = { .m = x->rows, .n = gate->rows, .low = true, .scale = 1, .f = { .s = gate->cols,
-            .a = x->data, .lda = x->ld, .a16 = true, .bkind = TW_B_PANEL16, .b = gate->data },
-        .up = up->data, .y = y->data, .ldy = y->ld, .act = act };
+            .a = x->data, .lda = x->ld, .a16 = true, .packed = x->packed, .bkind = TW_B_PANEL16,
+            .b = gate->data }, .up = up->data, .y = y->data, .ldy = y->ld, .y_packed = y->packed, .act = act };
 
     tw_share_run((struct tw_cpu *)dev, &g, 1);
 }
@@ -233,10 +257,13 @@ bool tw_share_run(struct tw_cpu *d, const struct tw_gemm *g, int n)
     rows = (g->m + most * d->threads - 1) / (most * d->threads);
     rows = tw_up((g->m + rows - 1) / rows, h.j->mr);        /* at once */
     parts = tw_max((rows + most - 1) / most, tw_min(d->threads, rows / SHARE_LEAST));
+    if (h.j->bf && rows / parts >= 256 && rows / parts * h.j->s >= 2 * PART_WORDS)
+        parts *= tw_min(rows / parts / 128, rows / parts * h.j->s / PART_WORDS);
     h.part = tw_up((rows + parts - 1) / parts, h.j->mr);
     parts = (rows + h.part - 1) / h.part;
     h.t = (struct tw_tile){ .ld = h.j->pr * 16,
-        .a = tw_cpu_scratch(d, TW_SLOT_SHARE, (size_t)(rows * h.j->s) * 4) };
+        .a = g->f.packed ? (float *)(uintptr_t)g->f.a :
+                tw_cpu_scratch(d, TW_SLOT_SHARE, (size_t)(rows * h.j->s) * 4) };
     if (!h.t.a)
         return true;
     all = strips_of(h.j) * parts / d->threads;
@@ -248,8 +275,11 @@ bool tw_share_run(struct tw_cpu *d, const struct tw_gemm *g, int n)
     for (h.t.r0 = 0; h.t.r0 < g->m; h.t.r0 = h.t.r1) {
         h.t.r1 = tw_min(g->m, h.t.r0 + rows);
         parts = (h.t.r1 - h.t.r0 + h.part - 1) / h.part;
-        tw_cpu_run(d, (h.t.r1 - h.t.r0 + h.j->mr - 1) / h.j->mr, share_pack, &h);
+        if (!g->f.packed)
+            tw_cpu_run(d, (h.t.r1 - h.t.r0 + h.j->mr - 1) / h.j->mr, share_pack, &h);
         tw_cpu_run(d, parts * h.all, share_item, &h);
+        if (g->f.packed)
+            h.t.a += (h.t.r1 - h.t.r0) * h.j->s;
     }
     return true;
 }

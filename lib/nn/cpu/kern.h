@@ -188,7 +188,7 @@ const struct tw_kern TW_KERN = {
     .name = TW_KERN_NAME, .mr = MR, .pr = PR, .mr16 = MR, .pr16 = PR,
     .kc16 = TW_KC, .unit16 = 1, .mc16 = TW_MC,
     .mm = mm, .mms = mms, .mm16 = mm16, .whole = whole, .whole16 = whole16,
-    .pack = pack, .pack16 = pack16, .packc = packc, .low = low,
+    .pack = pack, .pack16 = pack16, .packc = packc, .low = low, .lines = LINES,
     .packw = pack, .pairsw = pairsw, .pairsw_a = pairsw, .pairs = pairs, .pairs_a = pairs,
     .panel = panel, .panel16 = panel16, .turn16 = turn16,
     .outer = OUTER, .epi = epi, .epis = epis,

@@ -222,6 +222,18 @@ static void low(uint16_t *dst, const float *src, int64_t n)
         dst[i] = tw_f32_to_bf16(src[i]);
 }
 
+#if defined(TW_VEC_DPBF16)
+static void lines(uint32_t *dst, int64_t step, const float *src, int64_t n)
+{
+    for (int64_t i = 0; i < n; i += 32, dst += step)
+        _mm512_storeu_si512(dst, (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(src + i + 16),
+                    _mm512_loadu_ps(src + i)));
+}
+#define LINES lines
+#else
+#define LINES NULL
+#endif
+
 static void packc(float *dst, int W, const float *src, int64_t lds, int R, int64_t s)
 {
     if (W == 16)

@@ -99,7 +99,8 @@ static struct tw_gemm forward(struct tw_cpu *d, struct extra *e, const struct tw
     const struct tw_lora_ctx *c = one->c;
     const struct tw_tensor *y = one->y, *h = one->h, *res = one->res;
     struct tw_gemm g = { .m = y->rows, .n = y->cols, .low = w ? w->dtype == TW_BF16 : d->low,
-        .f = { .a = x->data, .lda = x->ld, .a16 = x->dtype == TW_BF16 },
+        .f = { .a = x->data, .lda = x->ld, .a16 = x->dtype == TW_BF16,
+            .packed = x->packed },
         .side = e->side, .more = e->more, .c = y->data, .ldc = y->ld, .scale = 1,
         .bias = one->bias, .res = res ? res->data : NULL, .ldres = res ? res->ld : 0 };
 

@@ -91,8 +91,8 @@ static void experts_dx(struct tw_dev *dev, struct tw_tensor *dx, const struct tw
 
     for (int64_t e = 0; e < s->E; e++) {
         int64_t p = s->start[e], n = s->start[e + 1] - p;
-        struct tw_tensor to = { tw_row(dx, p), TW_F32, n, dx->cols, dx->ld };
-        struct tw_tensor from = { tw_row(dy, p), TW_F32, n, dy->cols, dy->ld };
+        struct tw_tensor to = { tw_row(dx, p), TW_F32, n, dx->cols, dx->ld, false };
+        struct tw_tensor from = { tw_row(dy, p), TW_F32, n, dy->cols, dy->ld, false };
 
         one.data = matrix(w, e);
         if (n)

@@ -91,7 +91,7 @@ static void orthogonal(struct muon_job *j, struct ns *s, bool rows)
 {
     struct tw_dev *d = (struct tw_dev *)s->d;
     struct tw_mat m = { .data = j->u, .dtype = TW_F32, .rows = s->r, .cols = s->c };
-    struct tw_tensor x = { rows ? j->u : s->y, TW_F32, s->r, s->c, s->c };
+    struct tw_tensor x = { rows ? j->u : s->y, TW_F32, s->r, s->c, s->c, false };
     double sum = 0;
 
     tw_cpu_sumsq(d, &sum, j->u, j->n);
