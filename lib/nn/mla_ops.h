@@ -35,13 +35,13 @@ struct tw_mla_ops {
             const float *lse, const struct tw_tensor *q, const struct tw_tensor *kv,
             const struct tw_tensor *pe, const struct tw_mla *a);
 
-    /* Bytes of TW_KV_BLOCK latents of one layer in a decode state, activations being of type ACT.
+    /* Bytes of TW_KV_BLOCK latents of one layer in a decode state, products being of type T.
      * put stores rows [q0, q0 + nq) of c [T, rkv] (after its norm) and pe [T, dr] (after rotation)
      * at positions past.. of every sequence. scratch_bytes: what attn, or attn_bwd, of T rows takes
      * beside its tensors and keeps; NULL: nothing. */
     size_t (*scratch_bytes)(const struct tw_dev *d, const struct tw_mla *a, int64_t T,
             enum tw_dtype act, bool bwd);
-    size_t (*bytes)(const struct tw_dev *d, int64_t rkv, int64_t dr, enum tw_dtype act);
+    size_t (*bytes)(const struct tw_dev *d, int64_t rkv, int64_t dr, enum tw_dtype t);
     void (*put)(struct tw_dev *d, const struct tw_tensor *c, const struct tw_tensor *pe,
             const struct tw_mla *a);
 

@@ -260,9 +260,9 @@ struct tw_ops {
             struct tw_tensor *dv, const struct tw_tensor *dout, const struct tw_tensor *o,
             const float *lse, const struct tw_tensor *q, const struct tw_tensor *k,
             const struct tw_tensor *v, const struct tw_attn *a);
-    /* Bytes one block takes for one layer, activations being of type ACT; kv_put stores rows
+    /* Bytes one block takes for one layer, products being of type T; kv_put stores rows
      * [q0, q0+nq) of k, v (after RoPE) at positions past.. of every sequence of A. */
-    size_t (*kv_bytes)(const struct tw_dev *d, int64_t nkv, int64_t hd, enum tw_dtype act);
+    size_t (*kv_bytes)(const struct tw_dev *d, int64_t nkv, int64_t hd, enum tw_dtype t);
     void (*kv_put)(struct tw_dev *d, const struct tw_tensor *k, const struct tw_tensor *v,
             const struct tw_attn *a);
     const struct tw_mla_ops *mla;   /* attention over latents; NULL: the device has none */

@@ -20,11 +20,11 @@ void tw_state_layout(struct tw_model *m)
         kv = &m->kv[l->kv_kind].bytes;
         l->kv_offset = b->rec ? m->rec.bytes : *kv;
         if (b->kv)
-            *kv += tw_dev_round(m->ops->kv_bytes(m->dev, m->cfg.nkv, m->cfg.hd, m->act));
+            *kv += tw_dev_round(m->ops->kv_bytes(m->dev, m->cfg.nkv, m->cfg.hd, m->opts.dtype));
         if (b->kv && l->conf->window > m->window)
             m->window = l->conf->window;
         if (b->latent)
-            *kv += tw_dev_round(m->ops->mla->bytes(m->dev, m->cfg.mla.rkv, m->cfg.mla.dr, m->act));
+            *kv += tw_dev_round(m->ops->mla->bytes(m->dev, m->cfg.mla.rkv, m->cfg.mla.dr, m->opts.dtype));
         if (b->rec)
             m->rec.bytes += tw_dev_round(m->ops->delta->state_bytes(m->dev, &d, m->act));
     }

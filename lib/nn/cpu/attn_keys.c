@@ -8,10 +8,9 @@ int64_t tw_att_words(bool low, int64_t bk, int64_t dk, int64_t dv)
     return bk * (dk + tw_up(dv, 16));
 }
 
-size_t tw_cpu_kv_bytes(const struct tw_dev *d, int64_t nkv, int64_t hd, enum tw_dtype act)
+size_t tw_cpu_kv_bytes(const struct tw_dev *d, int64_t nkv, int64_t hd, enum tw_dtype products)
 {
-    return (size_t)(nkv * tw_max(tw_att_words(false, TW_KV_BLOCK, hd, hd),
-            tw_att_words(true, TW_KV_BLOCK, hd, hd))) * 4;
+    return (size_t)(nkv * tw_att_words(products == TW_BF16, TW_KV_BLOCK, hd, hd)) * 4;
 }
 
 const float *tw_cpu_key_rows(const struct tw_heads *a, int64_t row, int64_t h, int64_t n,

@@ -454,7 +454,7 @@ void tw_cpu_attn_bwd(struct tw_dev *d, struct tw_tensor *dq, struct tw_tensor *d
         struct tw_tensor *dv, const struct tw_tensor *dout, const struct tw_tensor *o,
         const float *lse, const struct tw_tensor *q, const struct tw_tensor *k,
         const struct tw_tensor *v, const struct tw_attn *a);
-size_t tw_cpu_kv_bytes(const struct tw_dev *d, int64_t nkv, int64_t hd, enum tw_dtype act);
+size_t tw_cpu_kv_bytes(const struct tw_dev *d, int64_t nkv, int64_t hd, enum tw_dtype products);
 void tw_cpu_kv_put(struct tw_dev *d, const struct tw_tensor *k, const struct tw_tensor *v,
         const struct tw_attn *a);
 extern const struct tw_mla_ops tw_cpu_mla;

@@ -19,9 +19,9 @@ static int64_t key_words(bool low, int64_t dk)
     return low ? tw_up(dk, 32) / 2 : tw_up(dk, 16);
 }
 
-size_t tw_cpu_mla_bytes(const struct tw_dev *d, int64_t rkv, int64_t dr, enum tw_dtype act)
+size_t tw_cpu_mla_bytes(const struct tw_dev *d, int64_t rkv, int64_t dr, enum tw_dtype products)
 {
-    return (size_t)(TW_KV_BLOCK * key_words(false, rkv + dr)) * 4;
+    return (size_t)(TW_KV_BLOCK * key_words(products == TW_BF16, rkv + dr)) * 4;
 }
 
 struct put_job {
