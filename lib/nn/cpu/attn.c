@@ -111,28 +111,48 @@ static void find_keys(const struct tw_att *t, const struct rows *w, int64_t lo, 
     }
 }
 
-static const float *query(const struct tw_att *t, const struct rows *w, int r)
-{
-    const struct tw_attn_seq *q = &t->a->seq[w->sq];
+/* A row's query, counted from the first of the call, and its head. */
+struct place {
+    int64_t q, h, last;         /* last: of the group */
+};
 
-    return tw_row(t->q, q->q0 + (w->r0 + r) / t->group) +
-           (w->kvh * t->group + (w->r0 + r) % t->group) * t->a->dk;
+static struct place place_of(const struct tw_att *t, const struct rows *w, int r)
+{
+    int64_t h = w->kvh * t->group;
+
+    return (struct place){ t->a->seq[w->sq].q0 + (w->r0 + r) / t->group, h + (w->r0 + r) % t->group,
+        h + t->group - 1 };
 }
 
-static void pack_queries(const struct tw_att *t, const struct rows *w)
+static void place_next(const struct tw_att *t, struct place *p)
+{
+    p->h++;
+    if (p->h > p->last) {
+        p->h -= t->group;
+        p->q++;
+    }
+}
+
+static void pack_queries(const struct tw_att *t, const struct rows *w, bool tiles)
 {
     int64_t dk = t->a->dk;
+    bool lines = tiles && dk % 32 == 0;
+    struct place p = place_of(t, w, 0);
 
-    for (int r = 0; r < w->R; r++) {
-        const float *x = query(t, w, r);
+    for (int r = 0; r < w->R; r++, place_next(t, &p)) {
+        const float *x = tw_row(t->q, p.q) + p.h * dk;
+        int from = r / HALF * HALF;
 
-        if (t->low)
+        if (lines)
+            t->d->k->lines((uint32_t *)w->qp + from * t->dkw + (r - from) * 16,
+                    tw_min(HALF, w->R - from) * 16, x, dk, 1);
+        else if (t->low)
             memcpy(w->s + r * dk, x, (size_t)dk * 4);
         else
             for (int64_t d = 0; d < dk; d++)
                 w->qp[d * w->R + r] = x[d];
     }
-    for (int r = 0; t->low && r < w->R; r += HALF)
+    for (int r = 0; t->low && !lines && r < w->R; r += HALF)
         t->d->k->pack16((uint32_t *)w->qp + r * t->dkw, w->s + r * dk, dk, (int)tw_min(HALF, w->R - r),
                 t->dkw, dk);
 }
@@ -143,14 +163,15 @@ static void weights(const struct tw_att *t, const struct rows *w, int r, int n, 
         bool tiles, float *max, float *sum)
 {
     float *s = w->s + (tiles ? 0 : r * t->lds);
+    struct place p = place_of(t, w, r);
 
     if (tiles && t->dkw <= 16 * TW_SCORE_STEPS)
         t->d->k->scores16(s, t->lds, (const uint32_t *)w->qp + r * t->dkw, w->k, (end - kb) / 32, n,
                 t->dkw / 16);
     else
         scores(t, w->sq, w->kvh, s, w->qp + r * (t->low ? t->dkw : t->a->dk), n, kb, end);
-    for (; n-- > 0; r++, s += t->lds) {
-        int64_t pos = t->a->seq[w->sq].past + (w->r0 + r) / t->group;
+    for (; n-- > 0; r++, s += t->lds, place_next(t, &p)) {
+        int64_t pos = t->a->seq[w->sq].past + p.q - t->a->seq[w->sq].q0;
         int64_t from = t->a->window ? tw_max(0, pos + 1 - t->a->window) : 0;
 
         if (tiles)
@@ -161,17 +182,17 @@ static void weights(const struct tw_att *t, const struct rows *w, int r, int n, 
     }
 }
 
-/* A head's output, X times SCALE, whose place is X's then. */
-static void put_output(const struct tw_att *t, int64_t row, int64_t col, float *x, float scale)
+/* A head's output, X times SCALE. */
+static void put_output(const struct tw_att *t, int64_t row, int64_t col, const float *x, float scale)
 {
-    float *y = t->o->packed ? x : tw_row(t->o, row) + col;
+    int64_t step;
+    uint32_t *line;
 
-    t->d->k->epi(y, x, t->a->dv, scale, NULL, NULL);
     if (t->o->packed) {
-        int64_t step;
-        uint32_t *line = tw_line(t->o, row, col, &step);
-
-        t->d->k->lines(line, step, x, t->a->dv);
+        line = tw_line(t->o, row, col, &step);
+        t->d->k->lines(line, step, x, t->a->dv, scale);
+    } else {
+        t->d->k->epi(tw_row(t->o, row) + col, x, t->a->dv, scale, NULL, NULL);
     }
 }
 
@@ -183,9 +204,10 @@ static void attn_rows(const struct tw_att *t, const struct rows *w)
     int64_t lo = a->window ? tw_max(0, first + 1 - a->window) : 0, kb = lo / t->align * t->align;
     int64_t end = tw_up(last + 1, t->align), dv = a->dv;
     float max[MOST_ROWS], sum[MOST_ROWS];
+    struct place p = place_of(t, w, 0);
     bool tiles = t->low && t->d->k->mix16 && a->scale > 0;
 
-    pack_queries(t, w);
+    pack_queries(t, w, tiles);
     if (tiles)
         find_keys(t, w, kb, end);
     for (int r = 0; r < w->R; r += HALF)
@@ -196,13 +218,10 @@ static void attn_rows(const struct tw_att *t, const struct rows *w)
         mix16(t, w->sq, w->kvh, w->o, w->s, w->pp, w->R, kb, end);
     else
         mix(t, w->sq, w->kvh, w->o, w->s, w->R, kb, lo, last + 1);
-    for (int r = 0; r < w->R; r++) {
-        int64_t row = q->q0 + (w->r0 + r) / t->group;
-        int64_t h = w->kvh * t->group + (w->r0 + r) % t->group;
-
-        put_output(t, row, h * dv, w->o + r * t->dvp, 1 / sum[r]);
+    for (int r = 0; r < w->R; r++, place_next(t, &p)) {
+        put_output(t, p.q, p.h * dv, w->o + r * t->dvp, 1 / sum[r]);
         if (t->lse)
-            t->lse[row * a->nh + h] = tw_cpu_lse(max[r], sum[r]);
+            t->lse[p.q * a->nh + p.h] = tw_cpu_lse(max[r], sum[r]);
     }
 }
 
@@ -304,7 +323,7 @@ void tw_cpu_heads(struct tw_cpu *d, struct tw_tensor *o, float *lse, const struc
     for (int64_t s = 0; s < a->nseq; s++)
         packed |= !a->seq[s].block;
     if (packed)     /* decode states have theirs already, and get them again */
-        tw_cpu_run(d, a->nseq * a->nkv, tw_att_put, &t);
+        tw_att_put(&t);
     tw_cpu_run(d, items, attn_item, &t);
 }
 
@@ -342,5 +361,5 @@ void tw_cpu_kv_put(struct tw_dev *dev, const struct tw_tensor *k, const struct t
     struct tw_att t = { .d = (struct tw_cpu *)dev, .a = &h };
 
     if (attn_plan(&t) > 0)
-        tw_cpu_run(t.d, a->nseq * a->nkv, tw_att_put, &t);
+        tw_att_put(&t);
 }

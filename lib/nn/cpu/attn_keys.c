@@ -124,17 +124,41 @@ float *tw_att_block(const struct tw_att *t, int64_t s, int64_t kvh, int64_t pos)
     return t->kv + t->seq[s].kv + kvh * words;
 }
 
-void tw_att_put(void *arg, int64_t i, int thread)
+/* What is put: pieces of LEN keys, counted from a multiple of 32 at or before a sequence's first. */
+struct put_job {
+    const struct tw_att *t;
+    int64_t len, pieces;        /* of the longest sequence */
+};
+
+static void put_piece(void *arg, int64_t i, int thread)
 {
-    const struct tw_att *t = arg;
-    int64_t s = i / t->a->nkv, kvh = i % t->a->nkv, bk = t->seq[s].bk;
+    const struct put_job *j = arg;
+    const struct tw_att *t = j->t;
+    int64_t kvh = i % t->a->nkv, s = i / t->a->nkv / j->pieces, bk = t->seq[s].bk;
     const struct tw_attn_seq *q = &t->a->seq[s];
+    int64_t lo = i / t->a->nkv % j->pieces * j->len - q->past % 32;
+    int64_t end = tw_min(q->nq, lo + j->len);
     float *room = (float *)t->d->slot[TW_SLOT_OWN].p + thread * t->own;
 
-    for (int64_t x = 0, n; x < q->nq; x += n) {
-        int64_t pos = q->past + x, j = pos % bk;
+    for (int64_t x = tw_max(0, lo), n; x < end; x += n) {
+        int64_t pos = q->past + x, at = pos % bk;
 
-        n = tw_min(q->nq - x, 16 - pos % 16);
-        put_keys(t, tw_att_block(t, s, kvh, pos), bk, j, n, q->q0 + x, kvh, room);
+        n = tw_min(end - x, 16 - pos % 16);
+        put_keys(t, tw_att_block(t, s, kvh, pos), bk, at, n, q->q0 + x, kvh, room);
     }
+}
+
+#define PIECE 128
+
+void tw_att_put(struct tw_att *t)
+{
+    struct put_job j = { .t = t };
+
+    for (int64_t s = 0; s < t->a->nseq; s++)
+        j.len = tw_max(j.len, tw_up(t->a->seq[s].nq + 32, 32));
+    if (t->a->nseq < 4 * t->d->threads)
+        j.len = tw_min(j.len, PIECE);
+    for (int64_t s = 0; s < t->a->nseq; s++)
+        j.pieces = tw_max(j.pieces, (t->a->seq[s].past % 32 + t->a->seq[s].nq + j.len - 1) / j.len);
+    tw_cpu_run(t->d, t->a->nseq * j.pieces * t->a->nkv, put_piece, &j);
 }

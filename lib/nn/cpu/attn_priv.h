@@ -55,7 +55,7 @@ struct tw_att_seq {
 int64_t tw_att_words(bool low, int64_t bk, int64_t dk, int64_t dv);
 /* The block of sequence S that key POS is in, and there the kv head. */
 float *tw_att_block(const struct tw_att *t, int64_t s, int64_t kvh, int64_t pos);
-/* Item I: all keys of a sequence, a kv head. */
-void tw_att_put(void *att, int64_t i, int thread);
+/* All keys and values of the call, into their blocks. */
+void tw_att_put(struct tw_att *t);
 
 #endif

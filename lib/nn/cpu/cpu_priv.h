@@ -163,8 +163,11 @@ struct tw_kern {
     void (*pairs32_a)(uint32_t *dst, const float *src, int64_t ld, int R, int64_t s, int64_t k);
     void (*pairs32)(uint32_t *dst, const float *src, int64_t ld, int R, int64_t s, int64_t k);
     void (*low)(uint16_t *dst, const float *src, int64_t n);    /* rounds to bf16 */
-    /* The same of whole groups of 32, which go to lines STEP words apart. NULL: there is none. */
-    void (*lines)(uint32_t *dst, int64_t step, const float *src, int64_t n);
+    /* The same of N numbers times SCALE, whole groups of 32, which go to lines STEP words apart; and of up to
+     * four rows that rms() gives, whose lines follow each other. NULL, both: there are none. */
+    void (*lines)(uint32_t *dst, int64_t step, const float *src, int64_t n, float scale);
+    void (*rms_lines)(uint32_t *dst, int64_t step, float *rstd, const float *x, int64_t ldx, int rows,
+            const float *w, int64_t n, float eps, float off);
     /* pack16() of what is BF16 already, LD and S in words. */
     void (*packw)(float *dst, const float *src, int64_t ld, int R, int64_t s);
     /* dst[s * W + r] = src[s * ld + r] for r < R <= W <= 16, 0 up to W. */

@@ -26,22 +26,32 @@ static void rms_rows(void *arg, int64_t i, int thread)
 {
     struct rms_job *j = arg;
     bool low = j->y->dtype == TW_BF16;
-    int64_t step;
 
     for (int64_t t = i * j->step; t < tw_min(j->x->rows, (i + 1) * j->step); t++)
         for (int64_t g = 0; g < j->groups; g++) {
             float *y = low ? own(j->d, thread) : tw_row(j->y, t) + g * j->n;
             float r = j->d->k->rms(y, tw_row(j->x, t) + g * j->n, j->w, j->n, j->eps, j->off);
 
-            if (j->y->packed) {
-                uint32_t *line = tw_line(j->y, t, 0, &step);
-
-                j->d->k->lines(line, step, y, j->n);
-            } else if (low)
+            if (low)
                 j->d->k->low((uint16_t *)j->y->data + t * j->y->ld + g * j->n, y, j->n);
             if (j->rstd)
                 j->rstd[t * j->groups + g] = r;
         }
+}
+
+/* Packed rows, a block of them. */
+static void rms_block(void *arg, int64_t i, int thread)
+{
+    struct rms_job *j = arg;
+    int64_t end = tw_min(j->x->rows, (i + 1) * 32), step;
+    float none[4];
+
+    for (int64_t t = i * 32; t < end; t += 4) {
+        uint32_t *line = tw_line(j->y, t, 0, &step);
+
+        j->d->k->rms_lines(line, step, j->rstd ? j->rstd + t : none, tw_row(j->x, t), j->x->ld,
+                (int)tw_min(4, end - t), j->w, j->n, j->eps, j->off);
+    }
 }
 
 void tw_cpu_rmsnorm(struct tw_dev *dev, struct tw_tensor *y, float *rstd, const struct tw_tensor *x,
@@ -50,7 +60,10 @@ void tw_cpu_rmsnorm(struct tw_dev *dev, struct tw_tensor *y, float *rstd, const 
     struct rms_job j = { .d = (struct tw_cpu *)dev, .y = y, .rstd = rstd, .x = x, .w = w, .n = n,
         .groups = x->cols / n, .step = 1 + PIECE / (x->cols + 1), .eps = eps, .off = off };
 
-    tw_cpu_run(j.d, (x->rows + j.step - 1) / j.step, rms_rows, &j);
+    if (y->packed)
+        tw_cpu_run(j.d, (x->rows + 31) / 32, rms_block, &j);
+    else
+        tw_cpu_run(j.d, (x->rows + j.step - 1) / j.step, rms_rows, &j);
 }
 
 static void rms_dw_cols(void *arg, int64_t i, int thread)
@@ -105,9 +118,8 @@ static void rope_pairs(float *x, const float *c, const float *s, int64_t half, f
     }
 }
 
-static void rope_row(void *arg, int64_t t, int thread)
+static void rope_row(const struct rope_job *j, int64_t t)
 {
-    struct rope_job *j = arg;
     int64_t half = j->r->rot / 2;
     const float *c = j->r->cos + j->r->pos[t] * half, *s = j->r->sin + j->r->pos[t] * half;
 
@@ -121,12 +133,22 @@ static void rope_row(void *arg, int64_t t, int thread)
     }
 }
 
+#define ROPE_ROWS 16            /* of an item */
+
+static void rope_rows(void *arg, int64_t i, int thread)
+{
+    const struct rope_job *j = arg;
+
+    for (int64_t t = i * ROPE_ROWS; t < tw_min(j->x->rows, (i + 1) * ROPE_ROWS); t++)
+        rope_row(j, t);
+}
+
 void tw_cpu_rope(struct tw_dev *dev, struct tw_tensor *x, int64_t nheads, int64_t hd,
         const struct tw_rope *r, int sign)
 {
     struct rope_job j = { (struct tw_cpu *)dev, x, r, nheads, hd, (float)sign };
 
-    tw_cpu_run(j.d, x->rows, rope_row, &j);
+    tw_cpu_run(j.d, (x->rows + ROPE_ROWS - 1) / ROPE_ROWS, rope_rows, &j);
 }
 
 struct glu_job {

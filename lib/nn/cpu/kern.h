@@ -65,6 +65,37 @@ static float rms(float *y, const float *x, const float *w, int64_t n, float eps,
     return r;
 }
 
+#if defined(TW_VEC_DPBF16)
+/* Sums of squares are one chain each: rows wait less side by side. */
+static void rms_lines(uint32_t *dst, int64_t step, float *rstd, const float *x, int64_t ldx, int rows,
+        const float *w, int64_t n, float eps, float off)
+{
+    vf s[4] = { v_set(0), v_set(0), v_set(0), v_set(0) }, r[4], vo = v_set(off);
+
+    for (int64_t i = 0; i < n; i += 16)
+        for (int k = 0; k < 4; k++) {
+            vf v = v_load(x + (k < rows ? k : 0) * ldx + i);
+
+            s[k] = v_fma(v, v, s[k]);
+        }
+    for (int k = 0; k < rows; k++) {
+        rstd[k] = 1 / sqrtf(v_sum(s[k]) / (float)n + eps);
+        r[k] = v_set(rstd[k]);
+    }
+    for (int64_t i = 0; i < n; i += 32, dst += step) {
+        vf a = v_add(v_load(w + i), vo), b = v_add(v_load(w + i + 16), vo);
+
+        for (int k = 0; k < rows; k++)
+            _mm512_storeu_si512(dst + k * 16, (__m512i)_mm512_cvtne2ps_pbh(
+                        v_mul(v_mul(v_load(x + k * ldx + i + 16), r[k]), b),
+                        v_mul(v_mul(v_load(x + k * ldx + i), r[k]), a)));
+    }
+}
+#define RMS_LINES rms_lines
+#else
+#define RMS_LINES NULL
+#endif
+
 /* dx = r (g - xr mean(g xr)) with g = dy (w + off), xr = x r. */
 static void rms_dx(float *dx, bool add, const float *dy, const float *x, const float *w, int64_t n,
         float r, float off)
@@ -188,7 +219,7 @@ const struct tw_kern TW_KERN = {
     .name = TW_KERN_NAME, .mr = MR, .pr = PR, .mr16 = MR, .pr16 = PR,
     .kc16 = TW_KC, .unit16 = 1, .mc16 = TW_MC,
     .mm = mm, .mms = mms, .mm16 = mm16, .whole = whole, .whole16 = whole16,
-    .pack = pack, .pack16 = pack16, .packc = packc, .low = low, .lines = LINES,
+    .pack = pack, .pack16 = pack16, .packc = packc, .low = low, .lines = LINES, .rms_lines = RMS_LINES,
     .packw = pack, .pairsw = pairsw, .pairsw_a = pairsw, .pairs = pairs, .pairs_a = pairs,
     .panel = panel, .panel16 = panel16, .turn16 = turn16,
     .outer = OUTER, .epi = epi, .epis = epis,

@@ -223,11 +223,13 @@ static void low(uint16_t *dst, const float *src, int64_t n)
 }
 
 #if defined(TW_VEC_DPBF16)
-static void lines(uint32_t *dst, int64_t step, const float *src, int64_t n)
+static void lines(uint32_t *dst, int64_t step, const float *src, int64_t n, float scale)
 {
+    vf c = v_set(scale);
+
     for (int64_t i = 0; i < n; i += 32, dst += step)
-        _mm512_storeu_si512(dst, (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(src + i + 16),
-                    _mm512_loadu_ps(src + i)));
+        _mm512_storeu_si512(dst, (__m512i)_mm512_cvtne2ps_pbh(v_mul(v_load(src + i + 16), c),
+                    v_mul(v_load(src + i), c)));
 }
 #define LINES lines
 #else
