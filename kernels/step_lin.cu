@@ -105,6 +105,64 @@ static bool shrink(struct cu_dev *d, struct few_arg *a)
     return true;
 }
 
+/* y = rmsnorm(x), a row each block, whose numbers are in registers; weights are fetched before x is there. */
+template <int E> static __global__ void __launch_bounds__(256) norm_k(bf16 *y, const bf16 *x, int64_t ldx,
+        const float *norm, float off, float eps, int cols)
+{
+    __shared__ float part[8];
+    float w[E][8], v[E][8], sum = 0;
+
+    x += blockIdx.x * ldx;
+    y += blockIdx.x * (int64_t)cols;
+#pragma unroll
+    for (int e = 0; e < E; e++)
+        if ((e * 256 + (int)threadIdx.x) * 8 < cols)
+            ldv<8>(w[e], norm + (e * 256 + threadIdx.x) * 8);
+    step_wait();
+#pragma unroll
+    for (int e = 0; e < E; e++)
+        if ((e * 256 + (int)threadIdx.x) * 8 < cols)
+            ldv<8>(v[e], x + (e * 256 + threadIdx.x) * 8);
+#pragma unroll
+    for (int e = 0; e < E; e++)
+        if ((e * 256 + (int)threadIdx.x) * 8 < cols)
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                sum = fmaf(v[e][i], v[e][i], sum);
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0)
+        part[threadIdx.x / 32] = sum;
+    __syncthreads();
+    sum = 0;
+    for (int i = 0; i < 8; i++)
+        sum += part[i];
+    sum = 1 / sqrtf(sum / (float)cols + eps);
+#pragma unroll
+    for (int e = 0; e < E; e++)
+        if ((e * 256 + (int)threadIdx.x) * 8 < cols) {
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                v[e][i] = v[e][i] * sum * (w[e][i] + off);
+            stv<8>(y + (e * 256 + threadIdx.x) * 8, v[e]);
+        }
+}
+
+static void norm_rows(struct cu_dev *d, bf16 *y, const struct tw_tensor *x, const float *norm, float eps)
+{
+    dim3 rows((unsigned)x->rows);
+    float off = cu_step_view(d)->norm_off;
+    const bf16 *from = (const bf16 *)x->data;
+    int cols = (int)x->cols;
+
+    if (cols <= 2048)
+        step_launch(d, norm_k<1>, rows, 256, 0, 1, y, from, x->ld, norm, off, eps, cols);
+    else if (cols <= 4096)
+        step_launch(d, norm_k<2>, rows, 256, 0, 1, y, from, x->ld, norm, off, eps, cols);
+    else
+        step_launch(d, norm_k<4>, rows, 256, 0, 1, y, from, x->ld, norm, off, eps, cols);
+    CU_DONE(d, "a norm of a step");
+}
+
 /* rmsnorm(x) in a buffer, for products by cuBLASLt. */
 static struct tw_tensor normalised(struct cu_dev *d, const struct tw_tensor *x, const float *norm,
         float eps)
@@ -119,7 +177,9 @@ static struct tw_tensor normalised(struct cu_dev *d, const struct tw_tensor *x, 
     p = (char *)cu_step_buf(d, STEP_NORM, n + STEP_MAX * 4);
     y.data = p;
     y.ld = x->cols;
-    if (p)
+    if (p && x->cols % 8 == 0 && x->cols <= 8192)
+        norm_rows(d, (bf16 *)p, x, norm, eps);
+    else if (p)
         tw_ops(dev)->rmsnorm(dev, &y, (float *)(p + n), x, norm, x->cols, eps,
                 cu_step_view(d)->norm_off);
     return y;
