@@ -5,19 +5,12 @@
  *             of ranks up to 16 also the strip's share of dh from the same reading of dy
  * An expert of more rows than a piece has its pieces' sums added in order by pieces_k, and the strips' shares
  * of dh by shares_k. F32 operands are rounded to BF16 where they are multiplied. The order of a sum depends
- * on nothing but its length. */
+ * on nothing but its length and what rows an expert has on average. */
 #include "attn.cuh"
 #include "moe.cuh"
 
 #define SIDE 128                        /* rows of shrink_k's blocks, */
 #define STEP 64                         /* and columns that they go on by */
-#define PIECE 1024                      /* the most rows that a block of outer_k sums */
-
-/* Four F32 numbers into shared memory; zeros when not USED. */
-static __device__ __forceinline__ void cp_f32(float *to, const float *p, bool used)
-{
-    cp16(smem_at(to), p, used);
-}
 
 /* Operand B of eight columns n at 16 k, of F32 rows that are n's (ROWS) or k's; LD apart, which is 8 more
  * than a multiple of 32, or 4 more than one of 16: so a warp's reads fall on all banks. */
@@ -56,7 +49,7 @@ static __device__ __forceinline__ void load_factor(float *to, const float *w, co
         bool used = ROWS ? row < g.n && k + c < g.k : c < g.n && k + row < g.k;
         const float *p = w + (ROWS ? row * g.ldb + k + c : (k + row) * g.ldb + c);
 
-        cp_f32(to + row * LD + c, used ? p : w, used);
+        cp16(smem_at(to + row * LD + c), used ? p : w, used);
     }
 }
 
@@ -135,8 +128,8 @@ struct outer_arg {
     const bf16 *x;
     const float *h;
     float *c;
-    int64_t ldx, ldh;
-    int32_t n, r;
+    int32_t pitchx, pitchh;     /* bytes from row to row */
+    int32_t n, r, piece;        /* piece: the most rows that a block sums */
     float *part;                /* [piece][n r] of experts that have several */
     const float *b;             /* BACK: the factors [E, n, r]; */
     float *dh;                  /* the share of dh of each strip, [strip][rows][16], */
@@ -154,34 +147,38 @@ template <int R, bool BACK> struct outer {
     float dh[BACK ? 4 : 1][BACK ? 16 * R : 4];          /* of each warp's columns */
 };
 
-/* The rows of x that a lane's rows of the next tile are. */
-static __device__ __forceinline__ int64_t row_ahead(const outer_arg &a, int p, int r1)
+/* The row of x that a lane's row of the next tile is. */
+static __device__ __forceinline__ int row_ahead(const moe_mm &g, int p, int r1)
 {
-    return a.g.pair && p < r1 ? moe_row(a.g, p) : p;
+    return g.pair && p < r1 ? g.pair[p] / g.K : p;
 }
 
-/* Rows p0 .. of x and h; AT: row_ahead() of them. */
+/* Rows p0 .. of x and h, eight by sixteen chunks at a time, so that a thread's places differ by constants;
+ * AT: row_ahead() of them. Where nothing is used nothing is read, and any address will do. */
 template <int R, bool BACK>
 static __device__ __forceinline__ void load_rows(typename outer<R, BACK>::stage &t, const outer_arg &a,
-        int p0, int r1, int n0, int64_t at)
+        int p0, int r1, int n0, int at)
 {
     using O = outer<R, BACK>;
-    constexpr int C = O::STRIP / 8;
+    const int row = threadIdx.x / 16, c = threadIdx.x % 16;
+    const uint32_t to = smem_at(t.x) + swz<O::STRIP>(row, c);
 
 #pragma unroll
-    for (int x = 0; x < O::ROWS * C / 128; x++) {
-        int i = x * 128 + threadIdx.x, row = i / C, c = i % C;
-        bool used = p0 + row < r1 && n0 + c * 8 < a.n;
-        int64_t from = a.g.pair ? __shfl_sync(~0u, at, row) : p0 + row;
+    for (int y = 0; y < O::ROWS; y += 8) {
+        int p = p0 + y + row, from = a.g.pair ? __shfl_sync(~0u, at, y + row) : p;
+        const char *x = (const char *)(a.x + n0 + c * 8) + (int64_t)from * a.pitchx;
 
-        cp16(smem_at(t.x) + swz<O::STRIP>(row, c), used ? a.x + from * a.ldx + n0 + c * 8 : a.x, used);
+#pragma unroll
+        for (int j = 0; j < O::STRIP; j += 128)
+            cp16(to + (y * O::STRIP + j) * 2, x + j * 2, p < r1 && n0 + c * 8 + j < a.n);
     }
 #pragma unroll
-    for (int i = threadIdx.x; i < O::ROWS * R / 4; i += 128) {
-        int row = i / (R / 4), c = i % (R / 4) * 4;
-        bool used = p0 + row < r1 && c < a.r;
+    for (int x = 0; x < O::ROWS * R / 4; x += 128) {
+        int i = x + threadIdx.x, b = i % (R / 4) * 4, p = p0 + i / (R / 4);
+        const char *h = (const char *)(a.h + b) + (int64_t)p * a.pitchh;
 
-        cp_f32(t.h + row * O::LD + c, used ? a.h + (p0 + row) * a.ldh + c : a.h, used);
+        if (O::ROWS * R / 4 >= 128 || i < O::ROWS * R / 4)
+            cp16(smem_at(t.h + i / (R / 4) * O::LD + b), h, p < r1 && b < a.r);
     }
 }
 
@@ -205,7 +202,8 @@ static __device__ __forceinline__ void load_b(uint32_t (*b)[R / 8][2], const out
             }
 }
 
-/* The block's share of dh of rows p0 .. p0 + 15, those before R1, by way of D. */
+/* The block's share of dh of rows p0 .. p0 + 15, those before R1, by way of D. X: where this lane's operands
+ * begin. */
 template <int R, int W>
 static __device__ __forceinline__ void share(float (*d)[16 * R], const outer_arg &a, uint32_t x,
         uint32_t (*b)[R / 8][2], int p0, int r1)
@@ -217,31 +215,27 @@ static __device__ __forceinline__ void share(float (*d)[16 * R], const outer_arg
     for (int k = 0; k < W / 16; k++) {
         uint32_t f[4];
 
-        a_frag<4 * W>(f, x, 0, warp * (W / 16) + k, lane);
+        ldsm<false>(f, (x ^ k % 4 * 32) + k / 4 * 128);
 #pragma unroll
         for (int i = 0; i < R / 8; i++)
             mma(acc[i], f, b[k][i][0], b[k][i][1]);
     }
+    float *to = &d[warp][lane / 4 * R + lane % 4 * 2];
 #pragma unroll
     for (int i = 0; i < R / 8; i++)
 #pragma unroll
         for (int h = 0; h < 2; h++)
-            *(float2 *)&d[warp][(h * 8 + lane / 4) * R + i * 8 + lane % 4 * 2] = make_float2(acc[i][h * 2],
-                    acc[i][h * 2 + 1]);
+            *(float2 *)(to + h * 8 * R + i * 8) = make_float2(acc[i][h * 2], acc[i][h * 2 + 1]);
     __syncthreads();
-#pragma unroll
-    for (int i = threadIdx.x * 2; i < 16 * R; i += 256) {
-        float2 sum = make_float2(0, 0);
+    static_assert(R == 16, "two numbers a thread");
+    float2 sum = make_float2(0, 0);
+    const int i = threadIdx.x * 2;
 
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            float2 v = *(float2 *)&d[j][i];
-
-            sum.x += v.x, sum.y += v.y;
-        }
-        if (p0 + i / R < r1)
-            *(float2 *)(a.dh + (blockIdx.x * a.rows + p0) * R + i) = sum;
-    }
+    for (int j = 0; j < 4; j++)
+        sum.x += d[j][i], sum.y += d[j][i + 1];
+    if (p0 + i / R < r1)
+        *(float2 *)(a.dh + blockIdx.x * a.rows * R + i + (int64_t)p0 * R) = sum;
 }
 
 /* Sums of W columns from n0 on into C [n, r] (DOWN) or [r, n]; ADD: to what is there. */
@@ -287,14 +281,17 @@ static __global__ void __launch_bounds__(128, 3) outer_k(const __grid_constant__
     uint32_t b[BACK ? O::W / 16 : 1][R / 8][2];
     int e, r0, r1;
 
-    if (!moe_tile(a.g, blockIdx.y, PIECE, e, r0, r1))
+    if (!moe_tile(a.g, blockIdx.y, a.piece, e, r0, r1))
         return;
     const int tiles = (r1 - r0 + O::ROWS - 1) / O::ROWS;
-    int64_t at = row_ahead(a, r0 + lane, r1);
+    /* where a lane's operands of rows and of columns begin in a tile: steps of 16 columns turn bits of it */
+    const uint32_t down = swz<O::STRIP>(lane & 15, warp * O::W / 8 + (lane >> 4));
+    const uint32_t over = swz<O::STRIP>((lane >> 4) * 8 + (lane & 7), warp * O::W / 8 + (lane >> 3 & 1));
+    int at = row_ahead(a.g, r0 + lane, r1);
     auto load = [&](int i) {
         if (i < tiles) {
             load_rows<R, BACK>(s.s[i % O::STEPS], a, r0 + i * O::ROWS, r1, n0, at);
-            at = row_ahead(a, r0 + (i + 1) * O::ROWS + lane, r1);
+            at = row_ahead(a.g, r0 + (i + 1) * O::ROWS + lane, r1);
         }
         cp_commit();
     };
@@ -309,7 +306,7 @@ static __global__ void __launch_bounds__(128, 3) outer_k(const __grid_constant__
         __syncthreads();
         load(i + O::STEPS - 1);
         if constexpr (BACK)
-            share<R, O::W>(s.dh, a, smem_at(t.x), b, r0 + i * O::ROWS, r1);
+            share<R, O::W>(s.dh, a, smem_at(t.x) + down, b, r0 + i * O::ROWS, r1);
 #pragma unroll
         for (int k = 0; k < O::ROWS / 16; k++) {
             uint32_t h[R / 8][2];
@@ -321,7 +318,7 @@ static __global__ void __launch_bounds__(128, 3) outer_k(const __grid_constant__
             for (int j = 0; j < O::W / 16; j++) {
                 uint32_t x[4];
 
-                a_cols<O::STRIP>(x, smem_at(t.x), warp * O::W + j * 16, k, lane);
+                ldsm<true>(x, ((smem_at(t.x) + over) ^ j % 4 * 32) + j / 4 * 128 + k * 16 * O::STRIP * 2);
 #pragma unroll
                 for (int f = 0; f < R / 8; f++)
                     mma(acc[j][f], x, h[f][0], h[f][1]);
@@ -329,35 +326,38 @@ static __global__ void __launch_bounds__(128, 3) outer_k(const __grid_constant__
         }
     }
     cp_wait<0>();
-    bool one = a.g.hi[e] - a.g.lo[e] <= PIECE;
+    bool one = a.g.hi[e] - a.g.lo[e] <= a.piece;
     float *c = one ? a.c + (int64_t)e * a.n * a.r : a.part + (int64_t)blockIdx.y * a.n * a.r;
 
     store<R, O::W, DOWN>(c, a, acc, n0 + warp * O::W, one, lane);
 }
 
+static __device__ __forceinline__ float4 plus(float4 a, float4 b)
+{
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
 /* Adds its pieces in order to the gradient of an expert that has several. */
 static __global__ void __launch_bounds__(256) pieces_k(const __grid_constant__ outer_arg a)
 {
-    const int e = blockIdx.y, lane = threadIdx.x % 32, pieces = (a.g.hi[e] - a.g.lo[e] + PIECE - 1) / PIECE;
-    const int64_t all = (int64_t)a.n * a.r, i = (blockIdx.x * (int64_t)256 + threadIdx.x) * 4;
+    const int e = blockIdx.y, lane = threadIdx.x % 32;
+    const int pieces = (a.g.hi[e] - a.g.lo[e] + a.piece - 1) / a.piece;
+    const int64_t all = (int64_t)a.n * a.r;
     int before = 0;
 
     if (pieces <= 1)
         return;
     for (int j = lane; j < e; j += 32)
-        before += (a.g.hi[j] - a.g.lo[j] + PIECE - 1) / PIECE;
+        before += (a.g.hi[j] - a.g.lo[j] + a.piece - 1) / a.piece;
     before = __reduce_add_sync(~0u, before);
-    if (i >= all)
-        return;
-    float4 sum = make_float4(0, 0, 0, 0), *c = (float4 *)(a.c + e * all + i), old = *c;
+    for (int64_t i = (blockIdx.x * 256 + threadIdx.x) * 4; i < all; i += gridDim.x * 1024) {
+        float4 sum = make_float4(0, 0, 0, 0), *c = (float4 *)(a.c + e * all + i), old = *c;
 
 #pragma unroll 4
-    for (int j = before; j < before + pieces; j++) {
-        float4 v = *(const float4 *)(a.part + j * all + i);
-
-        sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+        for (int j = before; j < before + pieces; j++)
+            sum = plus(sum, *(const float4 *)(a.part + j * all + i));
+        *c = plus(old, sum);
     }
-    *c = make_float4(old.x + sum.x, old.y + sum.y, old.z + sum.z, old.w + sum.w);
 }
 
 /* dh = alpha times the sum of the strips' shares, strips in order; G tells rows and dh. */
@@ -376,11 +376,8 @@ static __global__ void __launch_bounds__(256) shares_k(const __grid_constant__ m
         if (row >= m1 || c >= g.n)
             continue;
 #pragma unroll 4
-        for (int j = 0; j < strips; j++) {
-            float4 v = *(const float4 *)(part + (j * rows + row) * 16 + c);
-
-            sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
-        }
+        for (int j = 0; j < strips; j++)
+            sum = plus(sum, *(const float4 *)(part + (j * rows + row) * 16 + c));
         *(float4 *)((float *)g.c + row * g.ldc + c) = make_float4(sum.x * g.alpha, sum.y * g.alpha,
                 sum.z * g.alpha, sum.w * g.alpha);
     }
@@ -394,13 +391,14 @@ static bool even(const void *p, enum tw_dtype t, int64_t ld)
     return (uintptr_t)p % 16 == 0 && ld % (t == TW_BF16 ? 8 : 4) == 0;
 }
 
-static bool fits(const struct cu_dev *d, enum moe_form form, const moe_mm *g)
+static bool fits(enum moe_form form, const moe_mm *g)
 {
     bool tn = form == MOE_TN, down = tn && g->ta == TW_BF16, flat = tn && !down;
     int64_t r = flat ? g->m : g->n, wide = flat ? g->n : tn ? g->m : g->k;
 
     return g->lo && !g->whole && !g->tail.h && g->tc == TW_F32 && g->add == tn && r <= 64 && r % 4 == 0 &&
-            wide % 8 == 0 && g->ta == (flat ? TW_F32 : TW_BF16) && g->tb == (flat ? TW_BF16 : TW_F32) &&
+            wide % 8 == 0 && g->lda < 1 << 28 && g->ldb < 1 << 28 &&
+            g->ta == (flat ? TW_F32 : TW_BF16) && g->tb == (flat ? TW_BF16 : TW_F32) &&
             even(g->a, g->ta, g->lda) && even(g->b, g->tb, g->ldb) && even(g->c, TW_F32, g->ldc) &&
             (tn ? g->ldc == g->n && g->step == (int64_t)g->m * g->n && g->alpha == 1 && !(down && g->pair) :
              g->step % 4 == 0);
@@ -431,7 +429,7 @@ template <int R, bool DOWN, bool BACK>
 static bool run_outer(struct cu_dev *d, outer_arg *a, int64_t more)
 {
     using O = outer<R, BACK>;
-    int64_t pieces = moe_tiles(&a->g, PIECE), one = (int64_t)a->n * a->r;
+    int64_t pieces = moe_tiles(&a->g, a->piece), one = (int64_t)a->n * a->r;
     dim3 grid((unsigned)cu_div(a->n, O::STRIP), (unsigned)pieces);
 
     if (!room(d, outer_k<R, DOWN, BACK>, sizeof(O)))
@@ -441,8 +439,8 @@ static bool run_outer(struct cu_dev *d, outer_arg *a, int64_t more)
     if (!a->dh)
         return true;            /* there is an error */
     outer_k<R, DOWN, BACK><<<grid, 128, sizeof(O), d->stream>>>(*a);
-    if (a->g.rows > PIECE)
-        pieces_k<<<dim3((unsigned)cu_div(one, 1024), (unsigned)a->g.E), 256, 0, d->stream>>>(*a);
+    if (a->g.rows > a->piece)
+        pieces_k<<<dim3((unsigned)cu_div(one, 4096), (unsigned)a->g.E), 256, 0, d->stream>>>(*a);
     CU_DONE(d, "thin gradients of experts");
     return true;
 }
@@ -451,12 +449,15 @@ static outer_arg outer_of(const moe_mm *g)
 {
     outer_arg a = {};
     bool down = g->ta == TW_BF16;
+    int64_t piece = cu_div(cu_div((int64_t)g->rows * 5 / 4, g->E), 128) * 128;
 
     a.g = *g;
-    a.x = (const bf16 *)(down ? g->a : g->b), a.ldx = down ? g->lda : g->ldb;
-    a.h = (const float *)(down ? g->b : g->a), a.ldh = down ? g->ldb : g->lda;
+    a.x = (const bf16 *)(down ? g->a : g->b), a.pitchx = (int32_t)(2 * (down ? g->lda : g->ldb));
+    a.h = (const float *)(down ? g->b : g->a), a.pitchh = (int32_t)(4 * (down ? g->ldb : g->lda));
     a.n = down ? g->m : g->n, a.r = down ? g->n : g->m;
     a.c = (float *)g->c;
+    /* one block for experts of about as many rows as others, and more for one of many, not to wait for it */
+    a.piece = (int32_t)(piece < 512 ? 512 : piece > 1024 ? 1024 : piece);
     return a;
 }
 
@@ -467,7 +468,6 @@ template <int R> static bool run(struct cu_dev *d, enum moe_form form, const moe
     if (form == MOE_NN)
         return run_shrink<R, false>(d, g);
     outer_arg a = outer_of(g);
-
     return g->ta == TW_BF16 ? run_outer<R, true, false>(d, &a, 0) : run_outer<R, false, false>(d, &a, 0);
 }
 
@@ -475,7 +475,7 @@ bool cu_moe_thin(struct cu_dev *d, enum moe_form form, const struct moe_mm *g)
 {
     int r = form == MOE_TN && g->ta == TW_F32 ? g->m : g->n;
 
-    if (!fits(d, form, g))
+    if (!fits(form, g))
         return false;
     return r <= 16 ? run<16>(d, form, g) : r <= 32 ? run<32>(d, form, g) : run<64>(d, form, g);
 }
@@ -485,8 +485,8 @@ bool cu_moe_thin_back(struct cu_dev *d, const struct moe_mm *dh, const struct mo
     outer_arg a = outer_of(db);
     int strips = (int)cu_div(a.n, outer<16, true>::STRIP);
 
-    if (!dh->rows || a.r > 16 || dh->n != a.r || dh->a != db->a || !fits(d, MOE_NN, dh) ||
-            !fits(d, MOE_TN, db) || db->ta != TW_BF16 || dh->ldb != a.r || dh->step != db->step)
+    if (!dh->rows || a.r > 16 || dh->n != a.r || dh->a != db->a || !fits(MOE_NN, dh) ||
+            !fits(MOE_TN, db) || db->ta != TW_BF16 || dh->ldb != a.r || dh->step != db->step)
         return false;
     a.b = (const float *)dh->b;
     a.rows = rows;
