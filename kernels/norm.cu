@@ -92,8 +92,8 @@ template <class A> static __device__ __forceinline__ void terms(float (&g)[8], f
  * that its lanes can add up dw as they go. All that is read of a group is on its way at once and kept as it
  * lies in memory: as floats it would leave room for one block a multiprocessor. */
 template <class A, int E, bool DW> static __global__ void
-__launch_bounds__(256, sizeof(A) == 2 && E <= 4 ? 2 : 1) norm_bwd_fast(A *dx, const A *dy, const A *x,
-        const struct norm_arg q)
+__launch_bounds__(256, sizeof(A) == 2 && E <= (DW ? 4 : 8) ? 2 : 1) norm_bwd_fast(A *dx, const A *dy,
+        const A *x, const struct norm_arg q)
 {
     extern __shared__ float s[];        /* DW: [8][n] */
     int lane = threadIdx.x % 32;
