@@ -1,192 +1,57 @@
-/* moe_wg.cu - products of experts in BF16 by Hopper's own instructions. A pair of blocks makes 256 x 256 of c,
- * or as many rows as an expert has left, 128 each, in steps of 64 of the sum. Each brings half of the expert's
- * weights by the copy engine for both, and its own rows: by the copy engine where they lie one behind another,
- * by cp.async where they are tokens that lie anywhere. Of a block's three warpgroups one brings, up to four
- * steps ahead and on into the next piece of c, and two multiply 64 rows each. Blocks stay: as many pairs as
- * there is room for take pieces in turn.
+/* moe_wg.cu - products of experts in BF16 by Hopper's own instructions. A pair of blocks makes 256 x 256 of
+ * c, 128 rows each, in steps of 64 of the sum. Each brings half of the expert's weights by the copy engine for
+ * both, and its own rows: by the copy engine where they lie one behind another, by cp.async where they are
+ * tokens that lie anywhere. Of the rows that an expert has left behind whole pieces a pair makes 128 x 512,
+ * 256 columns each: few rows are bound by bringing weights, which two blocks with the same would bring twice
+ * as often. Of a block's three warpgroups one brings, up to four steps ahead and on into the next piece of c,
+ * and two multiply 64 rows each. Blocks stay: as many pairs as there is room for take pieces in turn.
  * An adapter of the experts is one more step: the sum goes on over its hidden state and its factor, and
  * what it adds costs no pass over c. */
-#include "moe.cuh"
-#include "wgmma.cuh"
+#include "moe_wg.cuh"
 
-#define ROWS 128
-#define COLS 256
-#define STEP 64
 #define STAGES 4
-#define PEERS 2
 #define BOTH ((1 << PEERS) - 1)
 #define EXPERTS 512                     /* at most */
+#define AHEAD 2                         /* steps before that of an adapter at which its numbers are asked for */
 
 enum { BRING = 128, MULTIPLY = 256 };   /* threads */
-enum { A_BYTES = ROWS * STEP * 2, B_BYTES = COLS * STEP * 2, STAGE = A_BYTES + B_BYTES };
+enum { STAGE = A_BYTES + B_BYTES };
 
 /* Shared memory: steps; barriers that a step is there, and that it was read; each expert's first piece. */
 enum { M_FULL = STAGES * STAGE, M_FREE = M_FULL + STAGES * 8, M_FIRST = M_FREE + STAGES * 8,
     SMEM = M_FIRST + (EXPERTS + 1) * 4 };
 
-struct wg_arg {
-    moe_mm g;
-    int across;                         /* pieces of c in a row of them */
-    bool fours;                         /* h and its factor can be read by 16 bytes */
-    tma_map b, a;
-};
-
 #if TW_HOPPER
-/* A block's part of a piece: rows [m0, m1) of expert e, columns from n0. */
-struct part {
-    int e, m0, m1, n0;
-};
-
-/* How many pieces come before each expert's first: FIRST[E] is how many there are. By one warp. */
-static __device__ __forceinline__ void count(const moe_mm &g, int *first)
-{
-    const int lane = threadIdx.x % 32, most = PEERS * ROWS;
-    int before = 0;
-
-    for (int i = lane; i - lane < g.E; i += 32) {
-        int rows = i >= g.E ? 0 : g.lo ? g.hi[i] - g.lo[i] : g.rows, n = (rows + most - 1) / most, sum = n;
-
-#pragma unroll
-        for (int o = 1; o < 32; o *= 2) {
-            int x = __shfl_up_sync(~0u, sum, o);
-
-            sum += lane >= o ? x : 0;
-        }
-        if (i < g.E)
-            first[i] = before + sum - n;
-        before += __shfl_sync(~0u, sum, 31);
-    }
-    if (!lane)
-        first[g.E] = before;
-}
-
-/* Rows are halved by sixty-fours, so that a short piece keeps one warpgroup of each block at work. */
-static __device__ __forceinline__ bool find(const wg_arg &a, const int *first, int piece, int rank, part &p)
-{
-    const moe_mm &g = a.g;
-    int row = piece / a.across, end = g.E, r0, r1, half;
-
-    if (row >= first[g.E])
-        return false;
-    p.e = 0;
-    while (end - p.e > 1) {             /* first[e] <= row < first[end] */
-        int mid = (p.e + end) / 2;
-
-        if (first[mid] <= row)
-            p.e = mid;
-        else
-            end = mid;
-    }
-    r0 = (g.lo ? g.lo[p.e] : 0) + (row - first[p.e]) * PEERS * ROWS;
-    r1 = min(g.lo ? g.hi[p.e] : g.rows, r0 + PEERS * ROWS);
-    half = (r1 - r0 + 127) / 128 * 64;
-    p.m0 = min(r1, r0 + rank * half);
-    p.m1 = min(r1, p.m0 + half);
-    p.n0 = piece % a.across * COLS;
-    return true;
-}
-
-/* What a thread puts into the step of an adapter for sixteen ranks: of h, and of its factor. */
-struct tail_of {
-    float h[16], b[32];
-};
-
-/* The numbers I to I + 3 of N, the first of which is at P + AT. FOURS: they come at once, all or none. */
-template <bool FOURS>
-static __device__ __forceinline__ void four(float *to, const float *p, int64_t at, int i, int n)
-{
-    if constexpr (FOURS) {
-        float4 v = i < n ? *(const float4 *)(p + at) : make_float4(0, 0, 0, 0);
-
-        to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
-    } else {
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-            to[k] = i + k < n ? p[at + k] : 0;
-    }
-}
-
-template <int FORM, bool FOURS>
-static __device__ __forceinline__ void tail_ask(tail_of &f, const moe_mm &g, const part &p, int x, int k0)
-{
-    const moe_tail &t = g.tail;
-    const float *b = t.b + p.e * t.step;
-
-#pragma unroll
-    for (int k = 0; k < 16; k += 4)
-        four<FOURS>(f.h + k, t.h, (p.m0 + x) * t.ldh + k0 + k, k0 + k, p.m0 + x < p.m1 ? t.r : 0);
-#pragma unroll
-    for (int i = 0; i < 32; i += 4)
-        if (FORM == MOE_NT) {
-            int n = p.n0 + x + i / 16 * 128, k = k0 + i % 16;
-
-            four<FOURS>(f.b + i, b, (int64_t)n * t.r + k, k, n < g.n ? t.r : 0);
-        } else {
-            int n = p.n0 + x % 32 * 8 + i % 8, k = k0 + x / 32 + i / 8 * 4;
-
-            four<FOURS>(f.b + i, b, (int64_t)k * g.n + n, n, k < t.r ? g.n : 0);
-        }
-}
-
-static __device__ __forceinline__ void put8(char *to, const float *v)
-{
-    *(uint4 *)to = make_uint4(pack2(v[0], v[1]), pack2(v[2], v[3]), pack2(v[4], v[5]), pack2(v[6], v[7]));
-}
-
-/* Rounded to BF16; zeros are behind the last rank. */
-template <int FORM>
-static __device__ __forceinline__ void tail_put(char *to, const tail_of &f, int x, int k0)
-{
-#pragma unroll
-    for (int c = 0; c < 2; c++)
-        put8(to + wg_chunk<ROWS>(x, k0 / 8 + c), f.h + c * 8);
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        put8(to + A_BYTES + (FORM == MOE_NT ? wg_chunk<COLS>(x + i / 2 * 128, k0 / 8 + i % 2) :
-                        wg_chunk<STEP>(k0 + x / 32 + i * 4, x % 32)), f.b + i * 8);
-}
-
-/* Sixteens of ranks that are multiplied: one, two or four. */
-static __device__ __forceinline__ int tail_sixteens(const moe_mm &g)
-{
-    return g.tail.r <= 16 ? 1 : g.tail.r <= 32 ? 2 : STEP / 16;
-}
-
-template <int FORM>
-static __device__ __forceinline__ void tail_step(char *to, const wg_arg &a, const part &p, int x)
-{
-    for (int i = 0; i < tail_sixteens(a.g); i++) {
-        tail_of f;
-
-        if (a.fours)
-            tail_ask<FORM, true>(f, a.g, p, x, i * 16);
-        else
-            tail_ask<FORM, false>(f, a.g, p, x, i * 16);
-        tail_put<FORM>(to, f, x, i * 16);
-    }
-}
-
-/* The copy engine's part of a step: half of the weights for both blocks, and this one's rows, if they can be
- * had so. By one thread. */
+/* The copy engine's part of a step: half of the weights for both blocks (or all of this one's own), and its
+ * rows, if they can be had so. By one thread. */
 template <int FORM>
 static __device__ __forceinline__ void bring(uint32_t to, uint32_t full, const wg_arg &a, const part &p,
         int k, int rank)
 {
     const uint32_t b = to + A_BYTES;
+    const int halves = a.g.pair ? 0 : (p.m1 - p.m0 + ROWS / 2 - 1) / (ROWS / 2);
 
-    bar_expect(full, B_BYTES + (a.g.pair ? 0 : A_BYTES));
-    if (FORM == MOE_NT)
+    bar_expect(full, B_BYTES + halves * (A_BYTES / 2));
+    if (p.apart && FORM == MOE_NT)
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            tma(b + i * (B_BYTES / 2), &a.b, full, k, p.n0 + i * (COLS / 2), p.e);
+    else if (p.apart)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            tma(b + i * STEP * 128, &a.b, full, p.n0 + i * 64, k, p.e);
+    else if (FORM == MOE_NT)
         tma_many(b + rank * (B_BYTES / 2), &a.b, full, k, p.n0 + rank * (COLS / 2), p.e, BOTH);
     else
 #pragma unroll
         for (int i = rank * 2; i < rank * 2 + 2; i++)
             tma_many(b + i * STEP * 128, &a.b, full, p.n0 + i * 64, k, p.e, BOTH);
-    if (!a.g.pair)
-        tma(to, &a.a, full, k, 0, p.m0);
+    for (int i = 0; i < halves; i++)
+        tma(to + i * (A_BYTES / 2), &a.a, full, k, 0, p.m0 + i * (ROWS / 2));
 }
 
 /* Of rows that lie anywhere, those that this thread brings an eighth of each step of. */
-static __device__ __forceinline__ void rows_of(int *row, const moe_mm &g, const part &p, int x)
+static __device__ __forceinline__ void rows_at(int *row, const moe_mm &g, const part &p, int x)
 {
 #pragma unroll
     for (int i = 0; i < ROWS / 16; i++) {
@@ -206,11 +71,12 @@ static __device__ __forceinline__ void produce(const wg_arg &a, char *smem, int 
     const uint32_t mem = smem_at(smem);
     const bf16 *x0 = (const bf16 *)g.a + x % 8 * 8;
     int it = 0, piece = blockIdx.x / PEERS, row[ROWS / 16], then[ROWS / 16];
+    tail_of f;
     part p, next;
     bool more = find(a, first, piece, rank, next);
 
     if (more)
-        rows_of(then, g, next, x);
+        rows_at(then, g, next, x);
     while (more) {
         p = next;
 #pragma unroll
@@ -220,6 +86,8 @@ static __device__ __forceinline__ void produce(const wg_arg &a, char *smem, int 
         for (int s = 0; s < steps; s++, it++) {
             uint32_t to = mem + it % STAGES * STAGE, full = mem + M_FULL + it % STAGES * 8;
 
+            if (g.tail.h && s == max(steps - AHEAD, 0))
+                tail_get<FORM>(f, a, p, x, 0);
             bar_wait(mem + M_FREE + it % STAGES * 8, (it / STAGES & 1) ^ 1);
             if (!x)
                 bring<FORM>(to, full, a, p, s * STEP, rank);
@@ -233,11 +101,11 @@ static __device__ __forceinline__ void produce(const wg_arg &a, char *smem, int 
                 bar_arrive(full);
             }
             if (!s && (more = find(a, first, piece, rank, next)))
-                rows_of(then, g, next, x);
+                rows_at(then, g, next, x);
         }
         if (g.tail.h) {
             bar_wait(mem + M_FREE + it % STAGES * 8, (it / STAGES & 1) ^ 1);
-            tail_step<FORM>(smem + it % STAGES * STAGE, a, p, x);
+            tail_step<FORM>(smem + it % STAGES * STAGE, f, a, p, x);
             wg_publish();
             if (!x)                     /* in place of the copy engine's */
                 bar_arrive(mem + M_FULL + it % STAGES * 8);
@@ -264,7 +132,7 @@ static __device__ __forceinline__ void store(const moe_mm &g, const part &p, int
             for (int j = 0; j < 4; j++) {
                 const float *v = c + (n * 4 + j) * 4 + h * 2;
 
-                u[j] = pack2(v[0] * g.alpha, v[1] * g.alpha);
+                u[j] = pack2(v[0], v[1]);
             }
 #pragma unroll
             for (int j = 0; j < 4; j += 2) {
@@ -293,9 +161,9 @@ static __device__ __forceinline__ void release(uint32_t mem, int at)
         bar_arrive_at(mem + M_FREE + at * 8, threadIdx.x % 32);
 }
 
-/* c += the products of N sixteens of the step at TILE. */
+/* c += (or, not ADD, is) the products of N sixteens of the step at TILE. */
 template <int FORM, int N>
-static __device__ __forceinline__ void multiply(float *c, uint32_t tile, int wg)
+static __device__ __forceinline__ void multiply(float *c, uint32_t tile, int wg, bool add)
 {
     const uint32_t b = tile + A_BYTES;
 
@@ -304,7 +172,7 @@ static __device__ __forceinline__ void multiply(float *c, uint32_t tile, int wg)
 #pragma unroll
     for (int k = 0; k < N; k++)
         wg_wide<FORM == MOE_NN>(c, wg_desc(tile + wg * 64 * 128 + k * 32, 0),
-                FORM == MOE_NN ? wg_desc(b + k * 16 * 128, STEP * 128) : wg_desc(b + k * 32, 0));
+                FORM == MOE_NN ? wg_desc(b + k * 16 * 128, STEP * 128) : wg_desc(b + k * 32, 0), k || add);
     wg_commit();
 }
 
@@ -324,46 +192,52 @@ static __device__ __forceinline__ void consume(const wg_arg &a, const char *smem
     const int wg = __shfl_sync(~0u, threadIdx.x / 128, 0), steps = g.k / STEP;
     const int *first = (const int *)(smem + M_FIRST), tail = g.tail.h ? tail_sixteens(g) : 0;
     const uint32_t mem = smem_at(smem);
-    int it = 0;
-    part p;
+    int it = 0, piece = blockIdx.x / PEERS;
+    float c[128] = {};
+    part p, next;
+    bool more = find(a, first, piece, rank, next);
 
-    for (int piece = blockIdx.x / PEERS; find(a, first, piece, rank, p); piece += gridDim.x / PEERS) {
-        float c[128];
-
+    while (more) {
+        p = next;
+        piece += gridDim.x / PEERS;
         if (p.m0 + wg * 64 >= p.m1) {
             skip(mem, it, steps + (tail > 0));
+            more = find(a, first, piece, rank, next);
             continue;
         }
-#pragma unroll
-        for (int i = 0; i < 128; i++)
-            c[i] = 0;
         for (int s = 0; s < steps; s++, it++) {
             bar_wait(mem + M_FULL + it % STAGES * 8, it / STAGES & 1);
             if (g.pair)
                 wg_publish();
-            multiply<FORM, STEP / 16>(c, mem + it % STAGES * STAGE, wg);
+            multiply<FORM, STEP / 16>(c, mem + it % STAGES * STAGE, wg, s);
+            if (!s)
+                more = find(a, first, piece, rank, next);
             wg_wait<1>();
             wg_hold<128>(c);
             if (s)
                 release(mem, (it - 1) % STAGES);
         }
-        wg_wait<0>();
-        wg_hold<128>(c);
-        release(mem, (it - 1) % STAGES);
         if (tail) {
             uint32_t tile = mem + it % STAGES * STAGE;
 
             bar_wait(mem + M_FULL + it % STAGES * 8, it / STAGES & 1);
             if (tail == 1)
-                multiply<FORM, 1>(c, tile, wg);
+                multiply<FORM, 1>(c, tile, wg, true);
             else if (tail == 2)
-                multiply<FORM, 2>(c, tile, wg);
+                multiply<FORM, 2>(c, tile, wg, true);
             else
-                multiply<FORM, 4>(c, tile, wg);
-            wg_wait<0>();
+                multiply<FORM, 4>(c, tile, wg, true);
+            wg_wait<1>();
             wg_hold<128>(c);
-            release(mem, it++ % STAGES);
+            release(mem, (it++ - 1) % STAGES);
         }
+        wg_wait<0>();
+        wg_hold<128>(c);
+        release(mem, (it - 1) % STAGES);
+        if (g.alpha != 1)
+#pragma unroll
+            for (int i = 0; i < 128; i++)
+                c[i] *= g.alpha;
         store(g, p, p.m0 + wg * 64 + threadIdx.x % 128 / 32 * 16, c);
     }
 }
@@ -385,7 +259,7 @@ static __global__ void __launch_bounds__(BRING + MULTIPLY, 1) wg_k(const __grid_
         bar_made();
     }
     if (threadIdx.x / 32 == 1)
-        count(a.g, (int *)(smem + M_FIRST));
+        count(a, (int *)(smem + M_FIRST));
     __syncthreads();
     cluster_arrive();                   /* nobody sends before the other has barriers, */
     cluster_wait();
@@ -416,7 +290,7 @@ static bool maps_of(struct wg_arg *a, enum moe_form form)
     const struct moe_mm *g = &a->g;
     bool nt = form == MOE_NT;
     int64_t cols = nt ? g->k : g->n, rows = nt ? g->n : g->k;
-    struct attn_box x = { g->a, g->k, 1, g->rows, g->lda, g->lda, 1, ROWS };
+    struct attn_box x = { g->a, g->k, 1, g->rows, g->lda, g->lda, 1, ROWS / 2 };
     struct attn_box w = { g->b, cols, rows, g->E, g->ldb, g->step ? g->step : rows * g->ldb,
         nt ? COLS / 2 : STEP, 1 };
 

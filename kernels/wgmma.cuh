@@ -136,7 +136,8 @@ static __device__ __forceinline__ void wg_ss(float *c, uint64_t a, uint64_t b)
                      : "l"(a), "l"(b), "r"(0));
 }
 
-/* c[64, 256] += a[64, 16] b, in shared memory: DOWN, b[16, 256] with k down; else b[256, 16]^T. */
+/* c[64, 256] = a[64, 16] b, or += when ADD, in shared memory: DOWN, b[16, 256] with k down; else
+ * b[256, 16]^T. */
 #define L128 L64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,"    \
         "%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,"  \
         "%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,"  \
@@ -145,12 +146,12 @@ static __device__ __forceinline__ void wg_ss(float *c, uint64_t a, uint64_t b)
         "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 " L128 "}, %128, %129, p, 1, 1, 0, " down     \
         ";\n}\n"
 #define C128 R16(c, 0), R16(c, 16), R16(c, 32), R16(c, 48), R16(c, 64), R16(c, 80), R16(c, 96), R16(c, 112)
-template <bool DOWN> static __device__ __forceinline__ void wg_wide(float *c, uint64_t a, uint64_t b)
+template <bool DOWN> static __device__ __forceinline__ void wg_wide(float *c, uint64_t a, uint64_t b, int add)
 {
     if (DOWN)
-        asm volatile(SS256("1") : C128 : "l"(a), "l"(b), "r"(1));
+        asm volatile(SS256("1") : C128 : "l"(a), "l"(b), "r"(add));
     else
-        asm volatile(SS256("0") : C128 : "l"(a), "l"(b), "r"(1));
+        asm volatile(SS256("0") : C128 : "l"(a), "l"(b), "r"(add));
 }
 
 /* c[64, N] += a[64, 16] b[16, N], a in registers, b in shared memory with k down. */
