@@ -1,6 +1,7 @@
 /* elem.cu - what reads its inputs once and writes its output once: rotary positions, gated units,
  * sums. Bound by memory; 16-byte accesses where the rows allow it. */
 #include "after.cuh"
+#include "glu.cuh"
 
 /* A thread takes V pairs of one head: components i.. and i + rot/2.. (or 2i, 2i+1). */
 template <class A, int V> static __global__ void rope_kernel(A *x, int64_t ld, int64_t T, int nheads,
@@ -73,28 +74,6 @@ static void d_rope(struct tw_dev *dev, struct tw_tensor *x, int64_t nheads, int6
     CU_DONE(d, "rope");
 }
 
-/* act(x), and its derivative too. */
-template <int ACT> static __device__ __forceinline__ float act(float x, float *dx)
-{
-    if (ACT == TW_SILU) {
-        float s = 1 / (1 + __expf(-x));
-
-        *dx = s * (1 + x * (1 - s));
-        return x * s;
-    } else if (ACT == TW_SIGMOID) {
-        float s = 1 / (1 + __expf(-x));
-
-        *dx = s * (1 - s);
-        return s;
-    } else {
-        const float k = 0.79788456080286536f, c = 0.044715f;
-        float th = tanhf(k * (x + c * x * x * x));
-
-        *dx = 0.5f * (1 + th) + 0.5f * x * (1 - th * th) * k * (1 + 3 * c * x * x);
-        return 0.5f * x * (1 + th);
-    }
-}
-
 /* Where element group i of a [rows, cols] tensor lies. */
 template <int V> static __device__ __forceinline__ int64_t at(int64_t i, int64_t per, int64_t ld)
 {
@@ -145,13 +124,6 @@ template <class A, int V, int ACT> static __global__ void glu_bwd_kernel(A *dgat
     stv<V>(dgate + at<V>(i, per, lddg), g);
     stv<V>(dup + at<V>(i, per, lddu), u);
 }
-
-#define CU_GLU(kind, ...)                                                                          \
-    do {                                                                                           \
-        if ((kind) == TW_SILU) { constexpr int ACT = TW_SILU; __VA_ARGS__; }                       \
-        else if ((kind) == TW_SIGMOID) { constexpr int ACT = TW_SIGMOID; __VA_ARGS__; }            \
-        else { constexpr int ACT = TW_GELU_TANH; __VA_ARGS__; }                                    \
-    } while (0)
 
 static void d_glu(struct tw_dev *dev, struct tw_tensor *y, const struct tw_tensor *gate,
         const struct tw_tensor *up, enum tw_act kind)

@@ -410,12 +410,43 @@ static bool m_experts_lora_dx(struct tw_dev *dev, struct tw_tensor *dx, struct t
     return true;
 }
 
+static bool m_experts_sum_dx(struct tw_dev *dev, struct tw_tensor *dx, struct tw_tensor *scratch,
+        const struct tw_tensor *dy, const struct tw_tensor *x, struct tw_tensor *h, const struct tw_mat *w,
+        const struct tw_lora_ctx *c, const struct tw_dispatch *s)
+{
+    struct cu_dev *d = cu(dev);
+    const struct tw_lora_run *r = whole_run(c, s);
+    struct moe_mm g = backward(dx, dy, w, s), p = all_of(s), db;
+
+    p.pair = g.pair = s->pair;
+    if (!s->T || dy->cols != w->rows || !c->nrun)
+        return s->T && dy->cols == w->rows && cu_moe_wg(d, MOE_NN, &g);
+    if (!r || !r->da || !r->db)
+        return false;
+    g.tail = { (const float *)scratch->data, r->a, scratch->ld, x->cols * r->r, (int32_t)r->r };
+    from(&p.a, &p.ta, &p.lda, dy);
+    factor(&p, r->b, dy->cols, r->r);
+    to(&p, scratch);
+    p.n = (int32_t)r->r, p.k = (int32_t)dy->cols;
+    p.alpha = r->scale;
+    db = grad(all_of(s), r->db, dy, dy->cols, h, r->r, NULL);
+    if (!cu_moe_wg_fits(d, MOE_NN, &g) || !cu_moe_thin_back(d, &p, &db, 0))
+        return false;
+    cu_moe_weigh(d, h, r->r, s);
+    cu_moe_thin_back(d, &p, &db, s->T * s->K);
+    cu_moe_wg(d, MOE_NN, &g);
+    cu_moe_weigh(d, scratch, r->r, s);
+    g = grad(all_of(s), r->da, scratch, r->r, x, x->cols, NULL);
+    cu_moe_mm(d, MOE_TN, &g, false);
+    return true;
+}
+
 void cu_moe_ops(struct tw_ops *o)
 {
     static const struct tw_moe_ops moe = {
         m_logits, m_logits_bwd, cu_moe_route, cu_moe_route_bwd, m_experts, m_experts_dx,
         m_experts_dw, cu_moe_collect, m_lora, m_lora_bwd, cu_moe_combine, cu_moe_combine_bwd,
-        m_experts_lora, m_experts_lora_dx,
+        m_experts_lora, m_experts_lora_dx, m_experts_sum_dx, cu_moe_glu_bwd,
     };
 
     o->moe = &moe;

@@ -40,7 +40,8 @@ bool cu_moe_wg(struct cu_dev *d, enum moe_form form, const struct moe_mm *g);
 bool cu_moe_mma(struct cu_dev *d, enum moe_form form, const struct moe_mm *g);
 void cu_moe_simt(struct cu_dev *d, enum moe_form form, const struct moe_mm *g);
 /* moe_thin.cu: those of adapters, of ranks up to 64 in fours, with F32 factors and hidden states. False:
- * nothing was done. The second makes both of what an adapter does with dy (of ROWS rows in all). */
+ * nothing was done. The second makes both of what an adapter does with dy, of ROWS rows that are in the order
+ * of dh's pair; of 0 it says whether it could. */
 bool cu_moe_thin(struct cu_dev *d, enum moe_form form, const struct moe_mm *g);
 bool cu_moe_thin_back(struct cu_dev *d, const struct moe_mm *dh, const struct moe_mm *db, int64_t rows);
 
@@ -60,6 +61,11 @@ void cu_moe_combine_bwd(struct tw_dev *d, struct tw_tensor *dz, float *dweight,
         struct tw_tensor *dshared, struct tw_tensor *dgate, const struct tw_tensor *dy,
         const struct tw_tensor *z, const struct tw_dispatch *s, const struct tw_tensor *shared,
         const struct tw_tensor *gate);
+/* x[p] times the weight of row p */
+void cu_moe_weigh(struct cu_dev *d, const struct tw_tensor *x, int64_t cols, const struct tw_dispatch *s);
+void cu_moe_glu_bwd(struct tw_dev *d, struct tw_tensor *dgate, struct tw_tensor *dup, float *dweight,
+        const struct tw_tensor *dy, const struct tw_tensor *gate, const struct tw_tensor *up, int act,
+        const struct tw_dispatch *s);
 /* moe.cu: the table */
 void cu_moe_ops(struct tw_ops *o);
 

@@ -1,5 +1,6 @@
 /* moe_sum.cu - what comes back from the experts, token by token */
 #include "moe.cuh"
+#include "glu.cuh"
 
 #define WARPS 4
 
@@ -190,7 +191,8 @@ void cu_moe_combine_bwd(struct tw_dev *dev, struct tw_tensor *dz, float *dweight
 
     if (!s->T)
         return;
-    a.dz = dz->data, a.lddz = dz->ld;
+    if (dz)
+        a.dz = dz->data, a.lddz = dz->ld;
     a.dy = dy->data, a.lddy = dy->ld;
     a.dweight = dweight;
     if (shared)
@@ -201,4 +203,85 @@ void cu_moe_combine_bwd(struct tw_dev *dev, struct tw_tensor *dz, float *dweight
             eight(dshared, n),
             combine_bwd_k<A, V><<<(unsigned)cu_div(rows, WARPS), WARPS * 32, 0, d->stream>>>(a)));
     CU_DONE(d, "backward of the weighted sum over experts");
+}
+
+static __global__ void __launch_bounds__(256) weigh_k(float *x, int64_t ld, int cols, const float *weight,
+        const int32_t *pair, int64_t n)
+{
+    const int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x;
+
+    if (i < n)
+        x[i / cols * ld + i % cols] *= weight[pair[i / cols]];
+}
+
+void cu_moe_weigh(struct cu_dev *d, const struct tw_tensor *x, int64_t cols, const struct tw_dispatch *s)
+{
+    int64_t n = s->T * s->K * cols;
+
+    if (!n)
+        return;
+    weigh_k<<<(unsigned)cu_div(n, 256), 256, 0, d->stream>>>((float *)x->data, x->ld, (int)cols, s->weight,
+            s->pair, n);
+    CU_DONE(d, "weighted rows of experts");
+}
+
+struct unit_arg {               /* of a gated unit whose gradient is not weighted yet */
+    void *dgate, *dup;
+    const void *dy, *gate, *up;
+    int64_t lddg, lddu, ldd, ldg, ldu;
+    float *dweight;
+    const float *weight;
+    const int32_t *pair;
+    int32_t rows, cols;
+};
+
+/* A warp is a row. */
+template <class A, int V, int ACT>
+static __global__ void __launch_bounds__(WARPS * 32) unit_bwd_k(const __grid_constant__ unit_arg a)
+{
+    const int64_t p = blockIdx.x * WARPS + threadIdx.x / 32;
+    float sum = 0, d;
+
+    if (p >= a.rows)
+        return;
+    const int i = a.pair[p];
+    const float w = a.weight[i];
+
+    for (int c = threadIdx.x % 32 * V; c < a.cols; c += 32 * V) {
+        float g[V], u[V], y[V];
+
+        ldv<V>(g, (const A *)a.gate + p * a.ldg + c);
+        ldv<V>(u, (const A *)a.up + p * a.ldu + c);
+        ldv<V>(y, (const A *)a.dy + p * a.ldd + c);
+#pragma unroll
+        for (int k = 0; k < V; k++) {
+            float f = act<ACT>(g[k], &d), dy = y[k] * w;
+
+            sum = fmaf(y[k], u[k] * f, sum);
+            g[k] = dy * u[k] * d;
+            u[k] = dy * f;
+        }
+        stv<V>((A *)a.dgate + p * a.lddg + c, g);
+        stv<V>((A *)a.dup + p * a.lddu + c, u);
+    }
+    sum = warp_sum(sum);
+    if (!(threadIdx.x % 32))
+        a.dweight[i] = sum;
+}
+
+void cu_moe_glu_bwd(struct tw_dev *dev, struct tw_tensor *dgate, struct tw_tensor *dup, float *dweight,
+        const struct tw_tensor *dy, const struct tw_tensor *gate, const struct tw_tensor *up, int act,
+        const struct tw_dispatch *s)
+{
+    struct cu_dev *d = cu(dev);
+    int64_t n = dy->cols;
+    bool all = eight(dgate, n) && eight(dup, n) && eight(dy, n) && eight(gate, n) && eight(up, n);
+    unit_arg a = { dgate->data, dup->data, dy->data, gate->data, up->data, dgate->ld, dup->ld, dy->ld,
+        gate->ld, up->ld, dweight, s->weight, s->pair, (int32_t)dy->rows, (int32_t)n };
+
+    if (!dy->rows)
+        return;
+    CU_GLU(act, CU_ACT(dy->dtype, CU_VEC(all,
+            unit_bwd_k<A, V, ACT><<<(unsigned)cu_div(dy->rows, WARPS), WARPS * 32, 0, d->stream>>>(a))));
+    CU_DONE(d, "backward of experts' gated units");
 }

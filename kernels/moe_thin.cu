@@ -463,10 +463,8 @@ static outer_arg outer_of(const moe_mm *g)
 
 template <int R> static bool run(struct cu_dev *d, enum moe_form form, const moe_mm *g)
 {
-    if (form == MOE_NT)
-        return run_shrink<R, true>(d, g);
-    if (form == MOE_NN)
-        return run_shrink<R, false>(d, g);
+    if (form != MOE_TN)
+        return form == MOE_NT ? run_shrink<R, true>(d, g) : run_shrink<R, false>(d, g);
     outer_arg a = outer_of(g);
     return g->ta == TW_BF16 ? run_outer<R, true, false>(d, &a, 0) : run_outer<R, false, false>(d, &a, 0);
 }
@@ -485,9 +483,12 @@ bool cu_moe_thin_back(struct cu_dev *d, const struct moe_mm *dh, const struct mo
     outer_arg a = outer_of(db);
     int strips = (int)cu_div(a.n, outer<16, true>::STRIP);
 
-    if (!dh->rows || a.r > 16 || dh->n != a.r || dh->a != db->a || !fits(MOE_NN, dh) ||
-            !fits(MOE_TN, db) || db->ta != TW_BF16 || dh->ldb != a.r || dh->step != db->step)
+    if (!dh->rows || a.r > 16 || dh->n != a.r || dh->a != db->a || !fits(MOE_NN, dh) || !fits(MOE_TN, db) ||
+            db->ta != TW_BF16 || dh->ldb != a.r || dh->step != db->step)
         return false;
+    if (!rows)
+        return sizeof(outer<16, true>) <= d->smem_max;
+    a.g.pair = dh->pair, a.g.K = dh->K;
     a.b = (const float *)dh->b;
     a.rows = rows;
     if (!run_outer<16, true, true>(d, &a, strips * rows * 16))

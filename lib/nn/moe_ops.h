@@ -94,7 +94,7 @@ struct tw_moe_ops {
      * shared[t]), the sum being one chain of fused multiply-adds from zero; g = sigmoid(gate[t]), 1
      * when gate [T, 1] is NULL; shared NULL: no such part. y may be x. Backward overwrites dz
      * (sorted), dweight (dev) [T, K], dshared and dgate (NULL where there is no such part); sums over
-     * columns are in a fixed order of the device's own. */
+     * columns are in a fixed order of the device's own. Of no experts (K 0) it makes the shared part alone. */
     void (*combine)(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor *x,
             const struct tw_tensor *z, const struct tw_dispatch *s,
             const struct tw_tensor *shared, const struct tw_tensor *gate);
@@ -112,6 +112,18 @@ struct tw_moe_ops {
             const struct tw_tensor *dy, const struct tw_tensor *x, const struct tw_tensor *h,
             const struct tw_mat *w, const struct tw_lora_ctx *c, const struct tw_dispatch *s,
             bool gather);
+
+    /* The way back from combine() through the experts' last product and the gated unit before it without
+     * dz: dx[p] = dy[pair[p] / K] W_e, with the part of the adapter, is not weighted yet, while gradients
+     * of the adapter (C has no run: there is none) are those of weighted rows; h is of no use afterwards.
+     * Then glu_bwd() of rows that are weighted there, from dy = dx, with dweight as of combine_bwd().
+     * False: nothing was done. NULL, both: the device has no such way. */
+    bool (*experts_sum_dx)(struct tw_dev *d, struct tw_tensor *dx, struct tw_tensor *scratch,
+            const struct tw_tensor *dy, const struct tw_tensor *x, struct tw_tensor *h,
+            const struct tw_mat *w, const struct tw_lora_ctx *c, const struct tw_dispatch *s);
+    void (*glu_sum_bwd)(struct tw_dev *d, struct tw_tensor *dgate, struct tw_tensor *dup, float *dweight,
+            const struct tw_tensor *dy, const struct tw_tensor *gate, const struct tw_tensor *up,
+            int act, const struct tw_dispatch *s);  /* enum tw_act */
 };
 
 #endif

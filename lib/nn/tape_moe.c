@@ -8,14 +8,17 @@ struct routed {
     struct tw_dispatch s;
     struct tw_route r;
     struct tw_tensor prob;      /* F32 [T, E] */
-    float *dweight;             /* (dev) [T, K], once combine_back() made it */
+    float *dweight;             /* (dev) [T, K], once the way back through combine() or the unit made it */
+    bool late;                  /* rows are weighted behind the experts' last product, not before: */
+    struct tw_tensor dy;        /* what the sum has for its gradient, */
+    tw_bwd_fn *glu_back;        /* and how to go back through the unit where that was not to be had */
 };
 
 #define XMODULES 3              /* all of a matrix's outputs, or the two parts of them */
 
 /* What experts_back() needs. */
 struct expert_note {
-    const struct routed *q;
+    struct routed *q;
     bool gather;
     struct tw_tensor h[XMODULES];
 };
@@ -147,22 +150,54 @@ static bool one_back(struct tw_tape *t, struct tw_op *op, struct tw_tensor *dx, 
     return false;
 }
 
+/* From the gradient of the experts' sum. */
+static bool sum_back(struct tw_tape *t, struct tw_op *op, struct tw_tensor *dx)
+{
+    struct expert_note *e = op->more;
+    size_t top = t->st->top;
+    struct tw_lora_ctx c = { 0 };
+    struct tw_tensor scratch = { 0 };
+    int64_t runs = 0;
+
+    for (int i = 0; i < XMODULES; i++)
+        runs += tw_lora_ctx_of(t, module_of(op->w, i)).nrun;
+    if (op->w->dw.data || (runs && !only(t, op->w, &c)))
+        return false;
+    if (c.nrun)
+        scratch = tw_stack_tensor(t->st, TW_F32, dx->rows, t->b->max_r);
+    if (t->ops->moe->experts_sum_dx(t->dev, dx, &scratch, &e->q->dy, &op->x->v, &e->h[0], &op->w->w, &c,
+            &e->q->s))
+        return true;
+    t->st->top = top;
+    return false;
+}
+
 static void experts_back(struct tw_tape *t, struct tw_op *op)
 {
     const struct tw_moe_ops *moe = t->ops->moe;
     const struct expert_note *e = op->more;
     const struct tw_dispatch *s = &e->q->s;
     struct tw_tensor *dy = op->y->wrote ? &op->y->g : &op->y->v;    /* glu leaves it in y's place */
-    struct tw_tensor *dx, sorted, scratch;
+    struct tw_tensor *dx, sorted, scratch, late;
     int n = 0;
     bool add;
     size_t top;
 
-    if (op->w->dw.data)
-        moe->experts_dw(t->dev, &op->w->dw, dy, &op->x->v, s, e->gather);
     dx = tw_var_grad(t, op->x, &add);
     top = t->st->top;
     assert(e->gather || !add);
+    if (!e->gather && e->q->late) {
+        if (sum_back(t, op, dx)) {
+            t->st->top = top;
+            return;
+        }
+        e->q->late = false;
+        late = tw_stack_tensor(t->st, op->y->v.dtype, op->y->v.rows, op->y->v.cols);
+        dy = &late;
+        moe->combine_bwd(t->dev, dy, e->q->dweight, NULL, NULL, &e->q->dy, &op->y->v, s, NULL, NULL);
+    }
+    if (op->w->dw.data)
+        moe->experts_dw(t->dev, &op->w->dw, dy, &op->x->v, s, e->gather);
     sorted = e->gather ? tw_stack_tensor(t->st, dx->dtype, dy->rows, dx->cols) : *dx;
     if (!one_back(t, op, &sorted, dy)) {
         moe->experts_dx(t->dev, &sorted, dy, &op->w->w, s);
@@ -184,7 +219,7 @@ static void experts_back(struct tw_tape *t, struct tw_op *op)
     t->st->top = top;
 }
 
-static struct tw_var *experts(struct tw_tape *t, const struct routed *q, struct tw_var *x,
+static struct tw_var *experts(struct tw_tape *t, struct routed *q, struct tw_var *x,
         struct tw_weight *w, bool gather)
 {
     struct tw_var *y = tw_var_new(t, q->s.T * q->s.K, w->w.rows);
@@ -220,10 +255,22 @@ static struct tw_var *experts(struct tw_tape *t, const struct routed *q, struct 
     return y;
 }
 
-/* act(gate) * up, which are the two halves of gate_up's columns. */
-static struct tw_var *glu(struct tw_tape *t, struct tw_var *gate_up)
+/* Gradients take the place of gate and up. */
+static void glu_back(struct tw_tape *t, struct tw_op *op)
 {
-    struct tw_var *half[2];
+    struct routed *q = op->more;
+
+    if (q->late)
+        t->ops->moe->glu_sum_bwd(t->dev, &op->x->v, &op->x2->v, q->dweight, &op->y->g, &op->x->v,
+                &op->x2->v, t->m->cfg.act, &q->s);
+    else
+        q->glu_back(t, op);
+}
+
+/* act(gate) * up, which are the two halves of gate_up's columns. */
+static struct tw_var *glu(struct tw_tape *t, struct routed *q, struct tw_var *gate_up)
+{
+    struct tw_var *half[2], *y;
     int64_t n = gate_up->v.cols / 2;
 
     for (int i = 0; i < 2; i++) {
@@ -233,7 +280,13 @@ static struct tw_var *glu(struct tw_tape *t, struct tw_var *gate_up)
         half[i]->v.data = (char *)gate_up->v.data + (size_t)(i * n) *
                 tw_dtype_size(gate_up->v.dtype);
     }
-    return tw_t_glu(t, half[0], half[1]);
+    y = tw_t_glu(t, half[0], half[1]);
+    if (t->record) {
+        q->glu_back = t->last->bwd;
+        t->last->bwd = glu_back;
+        t->last->more = q;
+    }
+    return y;
 }
 
 struct combine_note {
@@ -244,16 +297,24 @@ struct combine_note {
 static void combine_back(struct tw_tape *t, struct tw_op *op)
 {
     struct combine_note *c = op->more;
-    struct tw_dispatch *s = &c->q->s;
+    struct routed *q = c->q;
+    struct tw_dispatch s = q->s;
     bool add[3] = { 0 };
-    struct tw_tensor *dz = tw_var_grad(t, op->x2, &add[0]);
+    struct tw_tensor *dz = NULL;
     struct tw_tensor *ds = c->shared ? tw_var_grad(t, c->shared, &add[1]) : NULL;
     struct tw_tensor *dg = c->gate ? tw_var_grad(t, c->gate, &add[2]) : NULL;
 
+    q->late = t->ops->moe->experts_sum_dx != NULL;
+    q->dy = op->y->g;
+    if (q->late)
+        s.K = 0;
+    else
+        dz = tw_var_grad(t, op->x2, &add[0]);
     assert(!add[0] && !add[1] && !add[2]);
-    c->q->dweight = tw_stack_take(t->st, (size_t)(s->T * s->K) * sizeof *c->q->dweight);
-    t->ops->moe->combine_bwd(t->dev, dz, c->q->dweight, ds, dg, &op->y->g, &op->x2->v, s,
-            c->shared ? &c->shared->v : NULL, c->gate ? &c->gate->v : NULL);
+    q->dweight = tw_stack_take(t->st, (size_t)(q->s.T * q->s.K) * sizeof *q->dweight);
+    if (!q->late || c->shared)
+        t->ops->moe->combine_bwd(t->dev, dz, q->dweight, ds, dg, &op->y->g, &op->x2->v, &s,
+                c->shared ? &c->shared->v : NULL, c->gate ? &c->gate->v : NULL);
     tw_residual_back(t, op->y, op->x);
 }
 
@@ -276,7 +337,7 @@ void tw_t_moe(struct tw_tape *t, const struct tw_layer *l, struct tw_var *n, str
     struct tw_op *op;
 
     c->q = route(t, l, n);
-    z = experts(t, c->q, glu(t, experts(t, c->q, n, l->w[TW_S_XGATEUP], true)), l->w[TW_S_XDOWN],
+    z = experts(t, c->q, glu(t, c->q, experts(t, c->q, n, l->w[TW_S_XGATEUP], true)), l->w[TW_S_XDOWN],
             false);
     c->shared = shared_expert(t, l, n);
     c->gate = l->w[TW_S_SMIX] ? tw_t_linear(t, n, l->w[TW_S_SMIX], NULL, NULL) : NULL;

@@ -3,33 +3,8 @@
 #include <stdlib.h>
 #include "base/mem.h"
 #include "base/rng.h"
-#include "help_cuda.h"
+#include "help_moe.h"
 #include "test.h"
-
-#define CM(op, ...) tw_ops(cpu)->moe->op(cpu, __VA_ARGS__)
-#define GM(op, ...) tw_ops(gpu)->moe->op(gpu, __VA_ARGS__)
-
-/* Which arrays of a dispatch are compared, how long they are. */
-struct sorted {
-    struct tw_dispatch c, g;
-};
-
-static struct tw_dispatch on(struct tw_dev *d, int64_t T, int64_t E, int64_t K)
-{
-    size_t n = (size_t)(T * K) * 4;
-
-    return (struct tw_dispatch){ .T = T, .E = E, .K = K, .choice = put(d, NULL, n),
-        .weight = put(d, NULL, n), .start = put(d, NULL, (size_t)(E + 1) * 4),
-        .pair = put(d, NULL, n), .place = put(d, NULL, n) };
-}
-
-static void off(struct tw_dev *d, const struct tw_dispatch *s)
-{
-    void *p[] = { s->choice, s->weight, s->start, s->pair, s->place };
-
-    EACH(p)
-        tw_ops(d)->free(d, p[i]);
-}
 
 static bool equal(const int32_t *c, const int32_t *g, int64_t n, const char *what)
 {
@@ -104,22 +79,6 @@ static struct both logits_of(const struct route_case *q)
     return b;
 }
 
-static struct both f32(int64_t rows, int64_t cols, bool empty)
-{
-    enum tw_dtype was = act;
-    struct both b;
-
-    act = TW_F32;
-    b = tensor(rows, cols, 1, empty, 1);
-    act = was;
-    return b;
-}
-
-static void *ints(struct tw_dev *d, const int32_t *p, int64_t n)
-{
-    return put(d, p, (size_t)n * 4);
-}
-
 /* Every other token is told where to go when TOLD. */
 static void route_case(const struct route_case *q, bool told)
 {
@@ -127,7 +86,7 @@ static void route_case(const struct route_case *q, bool told)
     struct both p = logits_of(q), dl = f32(T, E, true), dw = vector(n, false);
     struct both bias = vector(E, false), coef = vector(2, false), sum = vector(2 * E, false);
     int32_t *given = tw_xcalloc((size_t)n, 4), *seq = tw_xcalloc((size_t)T, 4);
-    struct sorted s = { on(cpu, T, E, K), on(gpu, T, E, K) };
+    struct sorted s = { dispatch_on(cpu, T, E, K), dispatch_on(gpu, T, E, K) };
     struct tw_route rc = q->r, rg = q->r;
     struct tw_balance bc, bg;
 
@@ -156,7 +115,7 @@ static void route_case(const struct route_case *q, bool told)
 
     EACH(mc)
         C(free, mc[i]), G(free, mg[i]);
-    off(cpu, &s.c), off(gpu, &s.g);
+    dispatch_off(cpu, &s.c), dispatch_off(gpu, &s.g);
     free(given), free(seq);
     done(&p), done(&dl), done(&dw), done(&bias), done(&coef), done(&sum);
 }
@@ -168,73 +127,6 @@ static void routing(void)
         route_case(&routes[i], true);
     }
     healthy();
-}
-
-/* Of E experts each token has K; the last but one has none, or (ONE) all but the first. */
-static const struct shape {
-    int64_t T, E, K, in, out, r;
-    bool one;
-} shapes[] = {
-    { 1, 2, 1, 8, 8, 2, false }, { 45, 5, 2, 37, 50, 3, false }, { 70, 9, 3, 64, 136, 8, false },
-    { 200, 40, 4, 128, 72, 16, false }, { 300, 3, 1, 72, 264, 24, false }, { 333, 4, 2, 192, 320, 16, false },
-}, thin[] = {                   /* several strips of columns, and of rows of one expert */
-    { 45, 5, 2, 40, 48, 4, false }, { 203, 37, 3, 520, 128, 8, false }, { 333, 6, 2, 256, 1032, 16, false },
-    { 151, 4, 2, 320, 576, 32, false }, { 130, 3, 2, 576, 192, 64, false },
-    { 2101, 3, 1, 72, 1088, 16, true }, { 1157, 2, 1, 320, 64, 64, true }, { 1300, 3, 1, 136, 72, 32, true },
-    { 1025, 2, 1, 64, 128, 12, true },
-    { 2500, 70, 2, 320, 576, 16, false },       /* more pieces of c than blocks at a time, many experts */
-};
-
-static struct sorted sort(const struct shape *q)
-{
-    int64_t n = q->T * q->K, at = 0;
-    int32_t *choice = tw_xcalloc((size_t)n, 4), *start = tw_xcalloc((size_t)q->E + 1, 4);
-    int32_t *pair = tw_xcalloc((size_t)n, 4), *place = tw_xcalloc((size_t)n, 4);
-    float *weight = numbers(n, 1);
-    struct sorted s = { .c = { q->T, q->E, q->K, choice, weight, start, pair, place } };
-
-    for (int64_t i = 0; i < n; i++) {
-        int64_t e = (int64_t)tw_rand_below(7, 0, (uint64_t)(i / q->K), (uint64_t)q->E);
-
-        choice[i] = (int32_t)((e + i % q->K) % q->E);
-        choice[i] = q->one || choice[i] == q->E - 2 ? 0 : choice[i];
-    }
-    for (int64_t e = 0; e < q->E; e++) {
-        for (int64_t i = 0; i < n; i++)
-            if (choice[i] == e) {
-                pair[at] = (int32_t)i;
-                place[i] = (int32_t)at++;
-            }
-        start[e + 1] = (int32_t)at;
-    }
-    s.g = (struct tw_dispatch){ q->T, q->E, q->K, ints(gpu, choice, n), put(gpu, weight, (size_t)n * 4),
-        ints(gpu, start, q->E + 1), ints(gpu, pair, n), ints(gpu, place, n) };
-    s.c = (struct tw_dispatch){ q->T, q->E, q->K, ints(cpu, choice, n), put(cpu, weight, (size_t)n * 4),
-        ints(cpu, start, q->E + 1), ints(cpu, pair, n), ints(cpu, place, n) };
-    free(choice), free(start), free(pair), free(place), free(weight);
-    return s;
-}
-
-/* E matrices of out x in, of which BOTH's are the first. */
-static struct both experts_of(const struct shape *q, enum tw_dtype t)
-{
-    int64_t nc = tw_ops(cpu)->mat_elems(cpu, q->out, q->in, TW_F32);
-    int64_t ng = tw_ops(gpu)->mat_elems(gpu, q->out, q->in, t), one = q->out * q->in;
-    size_t size = tw_dtype_size(t);
-    struct both b = { .n = q->E * one, .start = numbers(q->E * one, 0.5f) };
-
-    b.mc = (struct tw_mat){ .dtype = TW_F32, .rows = q->out, .cols = q->in, .n = q->E };
-    b.mg = (struct tw_mat){ .dtype = t, .rows = q->out, .cols = q->in, .n = q->E };
-    b.mc.data = put(cpu, NULL, (size_t)(q->E * nc) * 4);
-    b.mg.data = put(gpu, NULL, (size_t)(q->E * ng) * size);
-    for (int64_t e = 0; e < q->E; e++) {
-        struct tw_mat c = b.mc, g = b.mg;
-
-        c.data = (float *)b.mc.data + e * nc, g.data = (char *)b.mg.data + (size_t)(e * ng) * size;
-        C(mat_put, &c, b.start + e * one, TW_F32, 0, q->out);
-        G(mat_put, &g, b.start + e * one, TW_F32, 0, q->out);
-    }
-    return b;
 }
 
 static void same_experts(const struct both *b, const struct shape *q)
@@ -256,8 +148,8 @@ static void same_experts(const struct both *b, const struct shape *q)
 
 static void products(void)
 {
-    EACH(shapes) {
-        const struct shape *q = &shapes[i];
+    EACH(moe_shapes) {
+        const struct shape *q = &moe_shapes[i];
         int64_t n = q->T * q->K;
         struct sorted s = sort(q);
         struct both w = experts_of(q, act), dw = experts_of(q, TW_F32);
@@ -277,7 +169,7 @@ static void products(void)
             same(&all, "collect");
             done(&x), done(&y), done(&dy), done(&dx), done(&all);
         }
-        off(cpu, &s.c), off(gpu, &s.g);
+        dispatch_off(cpu, &s.c), dispatch_off(gpu, &s.g);
         done(&w), done(&dw);
     }
     healthy();
@@ -286,8 +178,8 @@ static void products(void)
 /* The router's product: F32 weights, activations of either type. */
 static void logits(void)
 {
-    EACH(shapes) {
-        const struct shape *q = &shapes[i];
+    EACH(moe_shapes) {
+        const struct shape *q = &moe_shapes[i];
         struct both x = tensor(q->T, q->in, 8, false, 1), y = f32(q->T, q->out, true);
         struct both dy = f32(q->T, q->out, false), dx = tensor(q->T, q->in, 0, false, 1);
         struct both w = matrix(q->out, q->in, TW_F32), dw = matrix(q->out, q->in, TW_F32);
@@ -302,23 +194,6 @@ static void logits(void)
         done(&x), done(&y), done(&dy), done(&dx), done(&w), done(&dw);
     }
     healthy();
-}
-
-struct adapter {
-    struct both a, b, da, db;
-    struct tw_lora_run c, g;
-};
-
-static struct adapter adapter(const struct shape *q, int64_t t0, int64_t t1)
-{
-    int64_t a = q->E * q->r * q->in, b = q->E * q->out * q->r;
-    struct adapter x = { .a = vector(a, false), .b = vector(b, false), .da = vector(a, false),
-        .db = vector(b, false), .c = { .t0 = t0, .t1 = t1, .r = q->r, .scale = 0.5f } };
-
-    x.g = x.c;
-    x.c.a = x.a.c.data, x.c.b = x.b.c.data, x.c.da = x.da.c.data, x.c.db = x.db.c.data;
-    x.g.a = x.a.g.data, x.g.b = x.b.g.data, x.g.da = x.da.g.data, x.g.db = x.db.g.data;
-    return x;
 }
 
 /* One adapter for all tokens, or two for some of them. */
@@ -342,17 +217,17 @@ static void adapters(const struct shape *q, int runs, bool gather)
         same(&ad[i].da, "expert lora da"), same(&ad[i].db, "expert lora db");
         done(&ad[i].a), done(&ad[i].b), done(&ad[i].da), done(&ad[i].db);
     }
-    off(cpu, &s.c), off(gpu, &s.g);
+    dispatch_off(cpu, &s.c), dispatch_off(gpu, &s.g);
     done(&x), done(&y), done(&dy), done(&dx), done(&h), done(&scratch);
 }
 
 static void lora(void)
 {
     for (int k = 0; k < 4; k++) {
-        EACH(shapes)
-            adapters(&shapes[i], 1 + k % 2, k / 2);
-        EACH(thin)
-            adapters(&thin[i], 1 + k % 2, k / 2);
+        EACH(moe_shapes)
+            adapters(&moe_shapes[i], 1 + k % 2, k / 2);
+        EACH(moe_thin)
+            adapters(&moe_thin[i], 1 + k % 2, k / 2);
     }
     healthy();
 }
@@ -360,8 +235,8 @@ static void lora(void)
 /* Gradients of adapters have the same bits each time. */
 static void again(void)
 {
-    EACH(thin) {
-        const struct shape *q = &thin[i];
+    EACH(moe_thin) {
+        const struct shape *q = &moe_thin[i];
         int64_t n = q->T * q->K, na = q->E * q->r * q->in, nb = q->E * q->out * q->r;
         struct sorted s = sort(q);
         struct both x = tensor(q->T, q->in, 0, false, 1), dy = tensor(n, q->out, 0, false, 1);
@@ -377,7 +252,7 @@ static void again(void)
         }
         CHECK(!memcmp(got[0], got[1], (size_t)(na + nb) * 4));
         free(got[0]), free(got[1]);
-        off(cpu, &s.c), off(gpu, &s.g);
+        dispatch_off(cpu, &s.c), dispatch_off(gpu, &s.g);
         done(&a.a), done(&a.b), done(&a.da), done(&a.db);
         done(&x), done(&dy), done(&dx), done(&h), done(&scratch);
     }
@@ -409,7 +284,7 @@ static int together(const struct shape *q, bool gather)
         same(&dx, "dx with lora"), same(&a.da, "da with lora"), same(&a.db, "db with lora");
         made++;
     }
-    off(cpu, &s.c), off(gpu, &s.g);
+    dispatch_off(cpu, &s.c), dispatch_off(gpu, &s.g);
     done(&a.a), done(&a.b), done(&a.da), done(&a.db);
     done(&w), done(&x), done(&y), done(&dy), done(&dx), done(&h), done(&scratch);
     return made;
@@ -420,10 +295,10 @@ static void in_one(void)
     int made = 0;
 
     for (int gather = 0; gather < 2; gather++) {
-        EACH(shapes)
-            made += together(&shapes[i], gather);
-        EACH(thin)
-            made += together(&thin[i], gather);
+        EACH(moe_shapes)
+            made += together(&moe_shapes[i], gather);
+        EACH(moe_thin)
+            made += together(&moe_thin[i], gather);
     }
     printf("# %d products with their adapters in one\n", made);
     healthy();
@@ -451,16 +326,16 @@ static void sums_case(const struct shape *q, int with)
             shared ? &sh.g : NULL, gated ? &gate.g : NULL);
     same(&y, "combine"), same(&x, "combine in place"), same(&dz, "dz"), same(&dw, "dweight");
     same(&ds, "dshared"), same(&dg, "dgate");
-    off(cpu, &s.c), off(gpu, &s.g);
+    dispatch_off(cpu, &s.c), dispatch_off(gpu, &s.g);
     done(&x), done(&z), done(&sh), done(&gate), done(&dy), done(&dz), done(&dw), done(&ds), done(&dg);
     done(&y);
 }
 
 static void sums(void)
 {
-    EACH(shapes)
+    EACH(moe_shapes)
         for (int with = 0; with < 3; with++)
-            sums_case(&shapes[i], with);
+            sums_case(&moe_shapes[i], with);
     healthy();
 }
 
