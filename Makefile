@@ -5,6 +5,7 @@
 #   demo        examples/demo.sh: teaches the built-in model a new name, then sums from rewards; a minute or two
 #   test        unit programs and tests/t*.sh;  T='t0003*' picks some
 #   test-long   tests/t*.long.sh;  test-gpu: tests/t*.gpu.sh and the unit programs on the GPU
+#   sanitize    compute-sanitizer's tools over the kernels, on a GPU;  TOOLS='memcheck racecheck' picks some
 #   asan        builds all of it with the address and undefined-behaviour sanitizers, then `test`
 #   fuzz        tests/fuzz/*.c with clang's libFuzzer, FUZZ_S seconds each;  T=json picks one
 #   fuzz-cover  the lines of each parser that its committed inputs reach
@@ -172,6 +173,8 @@ test-long: all units
 	@$(call run,$(call pick,$(SH_LONG)))
 test-gpu: all units $B/cuda/attn $B/cuda/attn-plain
 	@TW_TEST_DEVICE=cuda $(call run,$(call pick,$(UNITS) $B/cuda/attn $B/cuda/attn-plain $(SH_GPU)))
+sanitize: all units $B/bench/mixed $B/bench/decode
+	@T='$(T)' bash tests/cuda/sanitize.sh '$(abspath $B)' $(TOOLS)
 
 SAN = -O1 -g -fsanitize=address,undefined -fno-omit-frame-pointer -fno-sanitize-recover=undefined
 asan:
@@ -225,7 +228,7 @@ uninstall:
 clean:
 	rm -rf $B
 FORCE:
-.PHONY: all units demo test test-long test-gpu asan fuzz fuzz-run fuzz-cover fuzz-cover-run bench \
+.PHONY: all units demo test test-long test-gpu sanitize asan fuzz fuzz-run fuzz-cover fuzz-cover-run bench \
 	man install uninstall deps clean FORCE
 # Objects are kept, but one that is missing is made: .SECONDARY would take it for not needed.
 .PRECIOUS: $B/%.o

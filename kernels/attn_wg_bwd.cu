@@ -225,6 +225,7 @@ static __device__ __forceinline__ void keys_consume(const attn_arg &a, const map
             wg_hold<HQ / 2>(dk);
         if constexpr (PART != DK)
             wg_hold<HV / 2>(dv);
+        __syncwarp();                   /* each lane has read STAT, not only the one that says so */
         if (lane == 0)
             bar_arrive(bar + 8 * (B_FREE + st));
     }

@@ -35,6 +35,7 @@ struct cu_gemm {
     cublasLtHandle_t lt;
     void *work;
     struct plan *bucket[NBUCKET];
+    bool poison;                /* TW_POISON, for tests */
 };
 
 static void lt_note(struct cu_dev *d, cublasStatus_t s, const char *what)
@@ -53,6 +54,7 @@ bool cu_gemm_open(struct cu_dev *d)
     }
     LT_TRY(d, cublasLtCreate(&d->gemm->lt));
     d->gemm->work = cu_scratch(d, CU_S_GEMM, WORKSPACE);
+    d->gemm->poison = getenv("TW_POISON") != NULL;
     return !d->err.code;
 }
 
@@ -250,6 +252,25 @@ static int32_t alignment(const struct cu_mm *p)
     return (int32_t)(all & -all);
 }
 
+/* What a product writes without reading it is no number before: so nothing that it leaves unwritten can go
+ * unseen, and initcheck, which does not see the stores of cuBLASLt's copy engine, has seen a write. */
+template <class A> static __global__ void poison_rows(A *c, int64_t ld, int64_t cols, int64_t apart)
+{
+    c += blockIdx.y * apart + blockIdx.x * ld;
+    for (int64_t i = threadIdx.x; i < cols; i += blockDim.x)
+        st1(c + i, NAN);
+}
+
+static void poison(struct cu_dev *d, const struct cu_mm *q)
+{
+    dim3 grid((unsigned)q->m, (unsigned)(q->batch ? q->batch : 1));
+
+    if (!d->gemm->poison || (q->beta != 0 && (!q->c0 || q->c0 == q->c)))
+        return;
+    CU_ACT(q->ct, poison_rows<A><<<grid, 256, 0, d->stream>>>((A *)q->c, q->ldc, q->n, q->sc));
+    CU_DONE(d, "poison");
+}
+
 static void multiply(struct cu_dev *d, const struct cu_mm *q, bool ta, bool tb)
 {
     struct key k = { q->m, q->n, q->k, q->lda, q->ldb, q->ldc, q->batch, q->sa, q->sb, q->sc, ta, tb,
@@ -260,6 +281,7 @@ static void multiply(struct cu_dev *d, const struct cu_mm *q, bool ta, bool tb)
 
     if (d->err.code || !q->m || !q->n || !(p = plan_find(d, &k)))
         return;
+    poison(d, q);
     i = choose(d, p, &trial);
     if (trial && !p->from[i]) {
         CU_TRY(d, cudaEventCreate(&p->from[i]));

@@ -1,9 +1,10 @@
 /* test.h - a unit test program: static void functions that CHECK, listed in main() by RUN(), which
- * prints TAP; main() ends with `return test_end();`. */
+ * prints TAP; main() ends with `return test_end();`. TEST_ONLY=name in the environment runs that one alone. */
 #ifndef TW_TEST_H
 #define TW_TEST_H
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static int test_n_, test_bad_, test_here_;
@@ -43,6 +44,8 @@ static int test_n_, test_bad_, test_here_;
     } while (0)
 #define RUN(f)                                                                                     \
     do {                                                                                           \
+        if (getenv("TEST_ONLY") && strcmp(getenv("TEST_ONLY"), #f))                                \
+            break;                                                                                 \
         test_here_ = 0;                                                                            \
         f();                                                                                       \
         printf("%sok %d - %s\n", test_here_ ? "not " : "", ++test_n_, #f);                         \
@@ -53,7 +56,7 @@ static int test_n_, test_bad_, test_here_;
 static inline int test_end(void)
 {
     printf("1..%d\n", test_n_);
-    return test_bad_ != 0;
+    return test_bad_ != 0 || (getenv("TEST_ONLY") && !test_n_);
 }
 
 #endif
