@@ -12,6 +12,10 @@ if os.environ.get("PEER_CONFIGS"):      # Triton's kernels try only so many of t
     triton.autotune = lambda configs, *a, **k: tune(configs[::max(1, len(configs) // most)][:most], *a, **k)
 import torch, transformers
 
+if os.environ.get("PEER_ANYWAY"):       # for its time alone: fla knows of wrong gradients with some versions of Triton
+    import fla.ops.common.chunk_o
+    fla.ops.common.chunk_o.TRITON_ABOVE_3_7_1 = True
+
 folder, how, kind, n = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
 cfg = transformers.AutoConfig.from_pretrained(folder)
 moe = any(getattr(cfg, k, None) for k in ("num_experts", "n_routed_experts"))
