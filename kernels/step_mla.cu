@@ -51,71 +51,68 @@ static __device__ __forceinline__ void store(const mla_arg &a, int t, int pos)
     rotate(a, to + a.rkv, x + a.rkv, pos, threadIdx.x);
 }
 
-/* COLS columns of g of a head for TOK tokens; a thread has eight columns of every 32nd row of K_h.
- * Blocks behind the last head store latents. */
-static __global__ void __launch_bounds__(256) query_k(const __grid_constant__ mla_arg a)
-{
-    __shared__ float q[TOK][256], sum[8][TOK][COLS];
-    const int h = blockIdx.x, c0 = blockIdx.y * COLS, t0 = blockIdx.z * TOK, n = min((int)TOK, a.T - t0);
-    const int x = threadIdx.x, col = x % 8 * 8, row = x / 8, dq = a.dn + a.dr, dk = a.rkv + a.dr;
-    const bool own = h == a.nh;
-    uint4 w[8];
+/* Tokens of a block of query_k; the most rows of K_h; shared memory's rows end in as much as keeps them on
+ * different banks. */
+enum { Q_TOK = 16, MOST_DN = 256 };
 
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        if (!own && row + i * 32 < a.dn)
-            w[i] = *(const uint4 *)(a.w + ((int64_t)h * (a.dn + a.dv) + row + i * 32) * a.ldw + c0 + col);
+struct query_shared {
+    bf16 q[Q_TOK][MOST_DN + PAD], w[MOST_DN][COLS + PAD];
+};
+
+/* New latents: of 16 tokens two for each of the blocks behind the last head. */
+static __device__ __forceinline__ void store_all(const mla_arg &a)
+{
+    int each = (Q_TOK + (int)gridDim.y - 1) / (int)gridDim.y, t = blockIdx.z * Q_TOK + blockIdx.y * each;
+
+    for (int i = 0; i < each && blockIdx.y * each + i < Q_TOK; i++)
+        if (t + i < a.T && a.v.pos[t + i] >= 0)
+            store(a, t + i, a.v.pos[t + i]);
+}
+
+/* COLS columns of g of a head for 16 tokens: [16, dn] [dn, COLS] on tensor cores, a warp 16 columns. Blocks
+ * behind the last head store latents. */
+static __global__ void __launch_bounds__(128) query_k(const __grid_constant__ mla_arg a)
+{
+    __shared__ __align__(16) query_shared m;
+    const int h = blockIdx.x, c0 = blockIdx.y * COLS, t0 = blockIdx.z * Q_TOK, n = min((int)Q_TOK, a.T - t0);
+    const int x = threadIdx.x, warp = x / 32, lane = x % 32, dq = a.dn + a.dr, dk = a.rkv + a.dr;
+    float u[2][4] = {};
+
+    for (int i = x; i < (h < a.nh ? a.dn : 0) * (COLS / 8); i += 128)
+        cp16(smem_at(&m.w[i / (COLS / 8)][i % (COLS / 8) * 8]), a.w + ((int64_t)h * (a.dn + a.dv) +
+             i / (COLS / 8)) * a.ldw + c0 + i % (COLS / 8) * 8, true);
     step_wait();
-    if (own) {
-        for (int t = t0; t < t0 + n && !blockIdx.y; t++)
-            if (a.v.pos[t] >= 0)
-                store(a, t, a.v.pos[t]);
+    if (h == a.nh) {
+        store_all(a);
         return;
     }
-    for (int i = x; i < TOK * a.dn; i += 256)
-        q[i / a.dn][i % a.dn] = i / a.dn < n ? ld1(a.q + (t0 + i / a.dn) * a.ldq + h * dq + i % a.dn) : 0;
-    if (!blockIdx.y && x / 32 < n && a.v.pos[t0 + x / 32] >= 0) {
-        int t = t0 + x / 32;
+    for (int i = x; i < Q_TOK * (a.dn / 8); i += 128) {
+        int t = i / (a.dn / 8), c = i % (a.dn / 8) * 8;
 
-        rotate(a, a.g + ((int64_t)t * a.nh + h) * dk + a.rkv, a.q + t * a.ldq + h * dq + a.dn,
-               a.v.pos[t], x % 32);
+        cp16(smem_at(&m.q[t][c]), a.q + (t0 + min(t, n - 1)) * a.ldq + h * dq + c, t < n);
     }
+    cp_commit();
+    for (int t = warp; t < n && !blockIdx.y; t += 4)
+        if (a.v.pos[t0 + t] >= 0)
+            rotate(a, a.g + ((int64_t)(t0 + t) * a.nh + h) * dk + a.rkv,
+                   a.q + (t0 + t) * a.ldq + h * dq + a.dn, a.v.pos[t0 + t], lane);
+    cp_wait<0>();
     __syncthreads();
-    float acc[TOK][8] = {};
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        if (row + i * 32 < a.dn) {
-            uint32_t u[4] = { w[i].x, w[i].y, w[i].z, w[i].w };
+    for (int k = 0; k < a.dn; k += 16) {
+        uint32_t fa[4], fb[4];
 
-#pragma unroll
-            for (int t = 0; t < TOK; t++) {
-                float y = q[t][row + i * 32];
-
-#pragma unroll
-                for (int j = 0; j < 8; j++)
-                    acc[t][j] = fmaf(y, __uint_as_float(j % 2 ? u[j / 2] & 0xffff0000u : u[j / 2] << 16),
-                                     acc[t][j]);
-            }
-        }
-    /* The four rows of a warp, then the eight warps. */
-#pragma unroll
-    for (int t = 0; t < TOK; t++)
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            acc[t][j] += __shfl_xor_sync(~0u, acc[t][j], 8);
-            acc[t][j] += __shfl_xor_sync(~0u, acc[t][j], 16);
-            if (x % 32 < 8)
-                sum[x / 32][t][col + j] = acc[t][j];
-        }
-    __syncthreads();
-    for (int i = x; i < n * COLS; i += 256) {
-        float y = 0;
-
-#pragma unroll
-        for (int k = 0; k < 8; k++)
-            y += sum[k][i / COLS][i % COLS];
-        a.g[((int64_t)(t0 + i / COLS) * a.nh + h) * dk + c0 + i % COLS] = __float2bfloat16_rn(y);
+        ldsm<false>(fa, smem_at(&m.q[lane & 15][k + (lane >> 4) * 8]));
+        ldsm<true>(fb, smem_at(&m.w[k + (lane & 15)][warp * 16 + (lane >> 4) * 8]));
+        mma(u[0], fa, fb[0], fb[1]);
+        mma(u[1], fa, fb[2], fb[3]);
     }
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int k = 0; k < 2; k++)
+            if (lane / 4 + i * 8 < n)
+                *(uint32_t *)(a.g + ((int64_t)(t0 + lane / 4 + i * 8) * a.nh + h) * dk + c0 + warp * 16 +
+                              k * 8 + (lane & 3) * 2) = pack2(u[k][2 * i], u[k][2 * i + 1]);
 }
 
 /* What the warps of latents_k share beside its tiles. */
@@ -322,8 +319,8 @@ static __global__ void __launch_bounds__(256) values_k(const __grid_constant__ m
 
 bool cu_step_mla_fits(const struct tw_step_mla *a)
 {
-    return a->rkv <= MOST && a->rkv % 64 == 0 && a->dn <= 256 && a->dr <= MOST_DR && a->dr % 16 == 0 &&
-            a->kvb->dtype == TW_BF16 && cu_ld(a->kvb) % 8 == 0;
+    return a->rkv <= MOST && a->rkv % 64 == 0 && a->dn <= MOST_DN && a->dn % 16 == 0 && a->dr <= MOST_DR &&
+            a->dr % 16 == 0 && a->kvb->dtype == TW_BF16 && cu_ld(a->kvb) % 8 == 0;
 }
 
 void cu_step_mla(struct tw_dev *dev, struct tw_tensor *o, const struct tw_tensor *q,
@@ -355,7 +352,8 @@ void cu_step_mla(struct tw_dev *dev, struct tw_tensor *o, const struct tw_tensor
     a.dv = (int32_t)m->dv, a.rkv = (int32_t)m->rkv;
     unsigned toks = (unsigned)cu_div(a.T, TOK);
 
-    step_launch(d, query_k, dim3((unsigned)a.nh + 1, (unsigned)(a.rkv / COLS), toks), 256, 0, 1, a);
+    step_launch(d, query_k, dim3((unsigned)a.nh + 1, (unsigned)(a.rkv / COLS), (unsigned)cu_div(a.T, Q_TOK)),
+                128, 0, 1, a);
     smem = ((16 + KEYS) * (dk + PAD) + 16 * (KEYS + PAD)) * 2;
     CU_TRY(d, cudaFuncSetAttribute((const void *)latents_k, cudaFuncAttributeMaxDynamicSharedMemorySize,
             (int)smem));
