@@ -1,132 +1,9 @@
-/* step_moe.cu - experts of a decode step, in four kernels: the router's logits of normalised tokens,
- * whose last block chooses and lists the experts that have rows; gate and up of those rows; down;
- * and the weighted sum. Products are those of few.cu, a block a group of outputs of one expert: its
- * weights go through registers once, whatever the number of rows. Nothing goes to the host, and
- * grids are as large as any choice may need. */
-#include "few.cuh"
-#include "best.cuh"
-
-/* Tokens of a block of logits; pieces of 256 weights that are fetched before those are there. */
-enum { TOKENS = 8, EARLY = 8, MOST_E = 1024, MOST_K = 32 };
-
-struct moe_arg {
-    struct tw_route r;
-    const bf16 *x, *shared, *gate;
-    const float *norm, *router;
-    const bf16 *gate_up, *down;
-    int64_t ldx, lds, ldg, ldr, ldgu, lddn, step_gu, step_dn;
-    float eps, off;
-    int32_t T, D, I, act;
-    const int32_t *pos;         /* -1: no row */
-    bf16 *to;                   /* the residual stream */
-    bf16 *xn, *h, *z;           /* [T, D], [T * K, I], [T * K, D] */
-    float *logits, *weight;     /* [T, E], [T, K] */
-    int32_t *ticket, *nact, *active, *start, *choice, *pair, *place;
-};
-
-/* A warp normalises a token into shared memory, rounded as in a pass, and into xn when KEEP. */
-static __device__ __forceinline__ void norm_row(const moe_arg &a, bf16 *to, int t, bool keep)
-{
-    int lane = threadIdx.x % 32;
-    const bf16 *x = a.x + t * a.ldx;
-    float sq = 0;
-
-    for (int k = lane * 8; k < a.D; k += 256) {
-        float v[8];
-
-        ldv<8>(v, x + k);
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-            sq = fmaf(v[j], v[j], sq);
-    }
-    sq = 1 / sqrtf(warp_sum(sq) / (float)a.D + a.eps);
-    for (int k = lane * 8; k < a.D; k += 256) {
-        float v[8], n[8];
-
-        ldv<8>(v, x + k);
-        ldv<8>(n, a.norm + k);
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-            v[j] = v[j] * sq * (n[j] + a.off);
-        stv<8>(to + k, v);
-        if (keep)
-            stv<8>(a.xn + (int64_t)t * a.D + k, v);
-    }
-}
-
-/* Scores of experts outside the best groups become -infinity. */
-static __device__ __forceinline__ void limit(const struct tw_route &r, float *c, float *group)
-{
-    int lane = threadIdx.x % 32, n = (int)(r.E / r.groups);
-
-    for (int g = lane; g < r.groups; g += 32) {
-        float top = -INFINITY, second = -INFINITY;
-
-        for (int i = g * n; i < (g + 1) * n; i++)
-            if (c[i] > top)
-                second = top, top = c[i];
-            else if (c[i] > second)
-                second = c[i];
-        group[g] = r.kind == TW_ROUTE_SIGMOID && n > 1 ? top + second : top;
-    }
-    __syncwarp();
-    for (int i = 0; i < r.topk_groups; i++) {
-        int g = best(group, (int)r.groups);
-
-        __syncwarp();
-        if (!lane)
-            group[g] = NAN;
-        __syncwarp();
-    }
-    for (int e = lane; e < r.E; e += 32)
-        if (group[e / n] == group[e / n])
-            c[e] = -INFINITY;
-    __syncwarp();
-}
-
-/* One warp chooses for a token; p and c are E numbers each in shared memory. */
-static __device__ __forceinline__ void choose(const moe_arg &a, float *p, float *c, int t)
-{
-    const struct tw_route &r = a.r;
-    const int lane = threadIdx.x % 32, E = (int)r.E, K = (int)r.K;
-    float top = -INFINITY, sum = 0, mine = 0;
-    int e = 0;
-
-    for (int i = lane; i < E; i += 32) {
-        p[i] = __ldcg(a.logits + (int64_t)t * E + i);
-        top = fmaxf(top, p[i]);
-    }
-    top = warp_max(top);
-    for (int i = lane; i < E; i += 32) {
-        p[i] = r.kind == TW_ROUTE_SIGMOID ? 1 / (1 + expf(-p[i])) : expf(p[i] - top);
-        sum += p[i];
-    }
-    sum = warp_sum(sum);
-    for (int i = lane; i < E; i += 32) {
-        if (r.kind != TW_ROUTE_SIGMOID)
-            p[i] /= sum;
-        c[i] = r.bias ? p[i] + r.bias[i] : p[i];
-    }
-    __syncwarp();
-    if (r.groups > 1)
-        limit(r, c, c + E);
-    sum = r.kind == TW_ROUTE_SIGMOID ? 1e-20f : 0;
-    for (int k = 0; k < K; k++) {
-        int b = best(c, E);
-
-        __syncwarp();
-        if (!lane)
-            c[b] = NAN;
-        if (lane == k)
-            e = b, mine = p[b];
-        sum += p[b];
-        __syncwarp();
-    }
-    if (lane < K) {
-        a.choice[t * K + lane] = e;
-        a.weight[t * K + lane] = (r.norm ? mine / sum : mine) * r.scale;
-    }
-}
+/* step_moe.cu - experts of a decode step, in four kernels: the router's logits of normalised tokens, whose last
+ * blocks choose, and list the experts that have rows; gate and up of those rows; down; and the weighted sum.
+ * Products are those of few.cu, a block a group of outputs of one expert: its weights go through registers
+ * once, whatever the number of rows. Nothing goes to the host, and grids are as large as any choice may
+ * need. Hopper has other kernels where they pay (step_experts.cuh). */
+#include "step_route.cuh"
 
 /* Rows by expert, and the experts that have some. Where a row stands among its expert's does not
  * matter to what it becomes. */
@@ -139,7 +16,7 @@ static __device__ __forceinline__ void list(const moe_arg &a, int32_t *count, in
     __syncthreads();
     for (int i = threadIdx.x; i < a.T * K; i += blockDim.x)
         if (a.pos[i / K] >= 0)
-            atomicAdd(&count[a.choice[i]], 1);
+            atomicAdd(&count[__ldcg(a.choice + i)], 1);
     __syncthreads();
     if (threadIdx.x < 32) {
         int lane = threadIdx.x, rows = 0, n = 0;
@@ -170,30 +47,30 @@ static __device__ __forceinline__ void list(const moe_arg &a, int32_t *count, in
     __syncthreads();
     for (int i = threadIdx.x; i < a.T * K; i += blockDim.x)
         if (a.pos[i / K] >= 0) {
-            int p = atomicAdd(&at[a.choice[i]], 1);
+            int p = atomicAdd(&at[__ldcg(a.choice + i)], 1);
 
             a.pair[p] = i;
             a.place[i] = p;
         }
 }
 
-static __device__ __forceinline__ void logits(float (&acc)[TOKENS], const float (&w)[8], const bf16 *x,
-        int n, int D)
+/* Whether this block is the last of N that come here: then it sees what the others wrote. */
+static __device__ __forceinline__ bool is_last(int32_t *ticket, unsigned n, int *last)
 {
-#pragma unroll
-    for (int t = 0; t < TOKENS; t++) {
-        float v[8];
-
-        if (t >= n)
-            break;
-        ldv<8>(v, x + t * D);
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-            acc[t] = fmaf(v[j], w[j], acc[t]);
+    __threadfence();
+    __syncthreads();
+    if (!threadIdx.x) {
+        *last = atomicAdd(ticket, 1) == (int)n - 1;
+        if (*last)
+            *ticket = 0;
+        __threadfence();
     }
+    __syncthreads();
+    return *last;
 }
 
-/* Logits of 8 experts, one of a warp, for TOKENS tokens; then the last block goes on. Shared memory:
+/* Logits of 8 experts, one of a warp, for TOKENS tokens; the last block of these chooses, and the last of all
+ * makes the lists. Shared memory:
  * the tokens, or 8 warps' scores, or counts. */
 static __global__ void __launch_bounds__(256) router_k(const __grid_constant__ moe_arg a)
 {
@@ -211,7 +88,7 @@ static __global__ void __launch_bounds__(256) router_k(const __grid_constant__ m
             ldv<8>(w[i], row + lane * 8 + i * 256);
     step_wait();
     if (warp < n)
-        norm_row(a, x + warp * a.D, t0 + warp, !blockIdx.x);
+        norm_row(a, x + warp * a.D, blockIdx.x ? NULL : a.xn + (int64_t)(t0 + warp) * a.D, t0 + warp);
     __syncthreads();
     if (e < E) {
         float acc[TOKENS] = {};
@@ -232,22 +109,16 @@ static __global__ void __launch_bounds__(256) router_k(const __grid_constant__ m
                 a.logits[(int64_t)(t0 + t) * E + e] = s;
         }
     }
-    __threadfence();
-    __syncthreads();
-    if (!threadIdx.x) {
-        last = atomicAdd(a.ticket, 1) == (int)(gridDim.x * gridDim.y) - 1;
-        if (last)
-            *a.ticket = 0;
-        __threadfence();
-    }
-    __syncthreads();
-    if (!last)
+    if (!is_last(a.ticket + 2 + blockIdx.y, gridDim.x, &last))
         return;
     float *p = (float *)smem + warp * 3 * E;
 
-    for (int t = warp; t < a.T; t += 8)
-        choose(a, p, p + E, t);
-    __syncthreads();
+    if (warp < n)
+        choose_any(a, p, t0 + warp, a.choice, a.weight);
+    if (gridDim.y == 1)
+        __syncthreads();
+    else if (!is_last(a.ticket, gridDim.y, &last))
+        return;
     list(a, (int32_t *)smem, (int32_t *)smem + E);
 }
 
@@ -384,15 +255,18 @@ static __global__ void __launch_bounds__(64) sum_k(const __grid_constant__ moe_a
 static bool cut(struct cu_dev *d, struct moe_arg *a)
 {
     size_t T = (size_t)a->T, n = T * (size_t)a->r.K, E = (size_t)a->r.E;
-    size_t ints = 64 + 2 * E + E + 3 * n;
+    size_t ints = 64 + MOST_E + 2 * E + E + 3 * n;
     size_t bytes = (ints + n + T * E + 64) * 4 + (T * (size_t)a->D + n * (size_t)(a->I + a->D)) * 2 + 1024;
     char *p = (char *)cu_step_buf(d, STEP_MOE, bytes);
 
     if (!p)
         return false;
-    a->ticket = (int32_t *)p;   /* 0 when the buffer is new, and after every use */
+    a->ticket = (int32_t *)p;   /* these and done[] are 0 when the buffer is new, and after every use */
     a->nact = a->ticket + 1;
-    a->active = a->ticket + 64;
+    a->front = a->ticket + 60;
+    a->leave = a->ticket + 61;
+    a->done = a->ticket + 64;
+    a->active = a->done + MOST_E;
     a->start = a->active + 2 * E;
     a->choice = a->start + E;
     a->pair = a->choice + n;
@@ -448,14 +322,20 @@ void cu_step_moe(struct tw_dev *dev, struct tw_tensor *x, const float *norm, flo
         return;
     smem = (size_t)TOKENS * (size_t)a.D * 2;
     smem = smem > 8 * 3 * (size_t)a.r.E * 4 ? smem : 8 * 3 * (size_t)a.r.E * 4;
+    if (cu_step_experts_few(d, &a)) {
+        CU_DONE(d, "experts of a step");
+        return;
+    }
     CU_TRY(d, cudaFuncSetAttribute((const void *)router_k, cudaFuncAttributeMaxDynamicSharedMemorySize,
             (int)smem));
     step_launch(d, router_k, dim3((unsigned)cu_div(a.r.E, 8), (unsigned)cu_div(a.T, TOKENS)), 256, smem, 1,
             a);
     unsigned rows = (unsigned)(a.T * a.r.K), most = a.r.E < rows ? (unsigned)a.r.E : rows;
 
-    products<true>(d, &a, most);
-    products<false>(d, &a, most);
+    if (!cu_step_experts(d, &a)) {
+        products<true>(d, &a, most);
+        products<false>(d, &a, most);
+    }
     step_launch(d, sum_k, dim3((unsigned)cu_div(a.D, 512), (unsigned)a.T), 64, 0, 1, a);
     CU_DONE(d, "experts of a step");
 }
