@@ -130,8 +130,9 @@ void tw_amx_config_few(int rows)
     config((uint64_t)rows * 0x01010101010101 | (uint64_t)16 << 56);
 }
 
-/* One shape each, so that the loop has no branches. */
-#define BODY(two_rows, two_panels)                                                                 \
+/* N steps of one shape, so that the loop has no branches; step I finds its first panel of B at HERE, and the
+ * second BP words behind. */
+#define TILES(two_rows, two_panels, n, here)                                                       \
     do {                                                                                           \
         if (first) {                                                                               \
             _tile_zero(0);                                                                         \
@@ -150,17 +151,19 @@ void tw_amx_config_few(int rows)
             if (two_rows && two_panels)                                                            \
                 _tile_loadd(3, c1 + 16, cs);                                                       \
         }                                                                                          \
-        for (int64_t i = 0; i < s; i += 16, a += R * 16) {                                         \
+        for (int64_t i = 0; i < (n); i++, a += R * 16) {                                           \
+            const uint32_t *x = (here);                                                            \
+                                                                                                   \
             _tile_loadd(4, a, 64);                                                                 \
-            _tile_loadd(6, b + i * 16, 64);                                                        \
+            _tile_loadd(6, x, 64);                                                                 \
             _tile_dpbf16ps(0, 4, 6);                                                               \
-            if (two_panels) {                                                                      \
-                _tile_loadd(7, b + bp + i * 16, 64);                                               \
-                _tile_dpbf16ps(1, 4, 7);                                                           \
-            }                                                                                      \
             if (two_rows) {                                                                        \
                 _tile_loadd(5, a + 256, 64);                                                       \
                 _tile_dpbf16ps(2, 5, 6);                                                           \
+            }                                                                                      \
+            if (two_panels) {                                                                      \
+                _tile_loadd(7, x + bp, 64);                                                        \
+                _tile_dpbf16ps(1, 4, 7);                                                           \
             }                                                                                      \
             if (two_rows && two_panels)                                                            \
                 _tile_dpbf16ps(3, 5, 7);                                                           \
@@ -172,78 +175,39 @@ void tw_amx_config_few(int rows)
             _tile_stored(2, c1, cs);                                                               \
         if (two_rows && two_panels)                                                                \
             _tile_stored(3, c1 + 16, cs);                                                          \
+    } while (0)
+/* Of R rows and P panels. Tile loads name no memory as their input. */
+#define SHAPES(n, here)                                                                            \
+    do {                                                                                           \
+        int r0 = R < 16 ? R : 16, r1 = R - r0;                                                     \
+        int64_t cs = ldc * 4;                                                                      \
+        float *c1 = c + 16 * ldc;                                                                  \
+                                                                                                   \
+        tw_amx_config(r0, r1, P);                                                                  \
+        __asm__ volatile("" : : : "memory");                                                       \
+        if (r1 && P > 1)                                                                           \
+            TILES(1, 1, n, here);                                                                  \
+        else if (r1)                                                                               \
+            TILES(1, 0, n, here);                                                                  \
+        else if (P > 1)                                                                            \
+            TILES(0, 1, n, here);                                                                  \
+        else                                                                                       \
+            TILES(0, 0, n, here);                                                                  \
     } while (0)
 
 AMX void tw_amx_mm16(float *c, int64_t ldc, const uint32_t *a, const uint32_t *b, int64_t bp,
         int64_t s, bool first, int R, int P)
 {
-    int r0 = R < 16 ? R : 16, r1 = R - r0;
-    int64_t cs = ldc * 4;
-    float *c1 = c + 16 * ldc;
-
-    tw_amx_config(r0, r1, P);
-    __asm__ volatile("" : : : "memory");        /* tile loads name no memory as their input */
-    if (r1 && P > 1)
-        BODY(1, 1);
-    else if (r1)
-        BODY(1, 0);
-    else if (P > 1)
-        BODY(0, 1);
-    else
-        BODY(0, 0);
+    SHAPES(s / 16, b + i * 256);
 }
-
-#define MIX(two_rows, two_panels)                                                                  \
-    do {                                                                                           \
-        _tile_zero(0);                                                                             \
-        if (two_panels)                                                                            \
-            _tile_zero(1);                                                                         \
-        if (two_rows)                                                                              \
-            _tile_zero(2);                                                                         \
-        if (two_rows && two_panels)                                                                \
-            _tile_zero(3);                                                                         \
-        for (int64_t i = 0; i < n; i++, a += R * 16) {                                             \
-            _tile_loadd(4, a, 64);                                                                 \
-            _tile_loadd(6, v[i], 64);                                                              \
-            _tile_dpbf16ps(0, 4, 6);                                                               \
-            if (two_rows) {                                                                        \
-                _tile_loadd(5, a + 256, 64);                                                       \
-                _tile_dpbf16ps(2, 5, 6);                                                           \
-            }                                                                                      \
-            if (two_panels) {                                                                      \
-                _tile_loadd(7, v[i] + bp, 64);                                                     \
-                _tile_dpbf16ps(1, 4, 7);                                                           \
-            }                                                                                      \
-            if (two_rows && two_panels)                                                            \
-                _tile_dpbf16ps(3, 5, 7);                                                           \
-        }                                                                                          \
-        _tile_stored(0, c, cs);                                                                    \
-        if (two_panels)                                                                            \
-            _tile_stored(1, c + 16, cs);                                                           \
-        if (two_rows)                                                                              \
-            _tile_stored(2, c1, cs);                                                               \
-        if (two_rows && two_panels)                                                                \
-            _tile_stored(3, c1 + 16, cs);                                                          \
-    } while (0)
 
 /* Sums over keys stay in tiles, wherever those keys lie. */
 AMX void tw_amx_mix16(float *c, int64_t ldc, const uint32_t *a, const uint32_t *const *v, int64_t bp,
         int64_t n, int R, int P)
 {
-    int r0 = R < 16 ? R : 16, r1 = R - r0;
-    int64_t cs = ldc * 4;
-    float *c1 = c + 16 * ldc;
+    const bool first = true;
 
-    tw_amx_config(r0, r1, P);
-    __asm__ volatile("" : : : "memory");
-    if (r1 && P > 1)
-        MIX(1, 1);
-    else if (r1)
-        MIX(1, 0);
-    else if (P > 1)
-        MIX(0, 1);
-    else
-        MIX(0, 0);
+    SHAPES(n, v[i]);
 }
 
 /* Sixteen keys against rows whose STEPS tiles are there from tile A on, into tile T and then to C. */
