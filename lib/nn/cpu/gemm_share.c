@@ -8,7 +8,7 @@
 #define SHARE_FROM 64           /* the least rows */
 #define SHARE_LEAST 192         /* rows that a panel should be read for */
 #define GATED_ROWS 64           /* the least of a gated unit */
-#define SHARE_STRIPS 4
+#define SHARE_STRIPS 6
 #define L1_WORDS 320            /* of a row, 32 of which stay in L1 */
 #define SHARE_WORDS ((int64_t)320 << 10)
 #define PART_WORDS ((int64_t)96 << 10)  /* of a part where threads have several */
@@ -267,7 +267,7 @@ bool tw_share_run(struct tw_cpu *d, const struct tw_gemm *g, int n)
     if (!h.t.a)
         return true;
     all = strips_of(h.j) * parts / d->threads;
-    h.per = tw_max(1, tw_min(all / 4, tw_max(at_once(h.j), all / 32)));
+    h.per = tw_max(1, tw_min(all / 3, tw_max(at_once(h.j), all / 32)));
     for (int i = 0; i < n; i++) {
         h.items[i] = (strips_of(&h.j[i]) + h.per - 1) / h.per;
         h.all += h.items[i];
