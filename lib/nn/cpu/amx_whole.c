@@ -138,12 +138,12 @@ static struct meanwhile meanwhile_of(const struct tw_whole *w, int64_t steps)
 }
 
 /* The products of a part onto tiles 0..3, 32 rows. */
-#define PART(load_b, two_panels)                                                                   \
+#define PART(load_a, load_b, two_panels)                                                           \
     for (int64_t i = 0; i < s; i += 16, a += 512) {                                                \
-        _tile_loadd(4, a, 64);                                                                     \
+        load_a(4, a, 64);                                                                          \
         load_b(6, b + i * 16, 64);                                                                 \
         _tile_dpbf16ps(0, 4, 6);                                                                   \
-        _tile_loadd(5, a + 256, 64);                                                               \
+        load_a(5, a + 256, 64);                                                                    \
         _tile_dpbf16ps(2, 5, 6);                                                                   \
         if (two_panels) {                                                                          \
             load_b(7, b + bp + i * 16, 64);                                                        \
@@ -153,19 +153,23 @@ static struct meanwhile meanwhile_of(const struct tw_whole *w, int64_t steps)
         meanwhile(m, unit);                                                                        \
     }
 
-/* STREAM: B passes L1 by, where A's rows stay for the next strips. */
-VFN void sum_block(const struct tw_whole *w, struct meanwhile *m, int P, const bool unit, const bool stream)
+/* What passes L1 by: B where A's rows stay for the next strips, both where those would not fit. */
+enum pass { PASS_NONE, PASS_B, PASS_BOTH };
+
+VFN void sum_block(const struct tw_whole *w, struct meanwhile *m, int P, const bool unit, const enum pass pass)
 {
     for (int q = 0; q < w->parts; q++) {
         const uint32_t *a = w->part[q].a, *b = w->part[q].b;
         int64_t bp = w->part[q].bp, s = w->part[q].s;
 
-        if (stream)
-            PART(_tile_stream_loadd, 1)
+        if (pass == PASS_BOTH)
+            PART(_tile_stream_loadd, _tile_stream_loadd, 1)
+        else if (pass == PASS_B)
+            PART(_tile_loadd, _tile_stream_loadd, 1)
         else if (P > 1)
-            PART(_tile_loadd, 1)
+            PART(_tile_loadd, _tile_loadd, 1)
         else
-            PART(_tile_loadd, 0)
+            PART(_tile_loadd, _tile_loadd, 0)
     }
 }
 
@@ -180,7 +184,7 @@ static void strip_next(struct tw_whole *w)
     w->half = !w->half;
 }
 
-VFN void whole_blocks(const struct tw_whole *all, int P, const bool unit, const bool stream)
+VFN void whole_blocks(const struct tw_whole *all, int P, const bool unit, const enum pass pass)
 {
     float sum[2][32 * 32] __attribute__((aligned(64))), *to = sum[0];
     struct tw_whole rows = *all, w;
@@ -208,7 +212,7 @@ VFN void whole_blocks(const struct tw_whole *all, int P, const bool unit, const 
         begin(&w, to, P);
         m.ahead = w.ahead && w.n == 32 ? 0 : 32;
         __asm__ volatile("" : : "r"(to) : "memory");
-        sum_block(&w, &m, P, unit, stream);
+        sum_block(&w, &m, P, unit, pass);
         some_out(&m, 32, unit);
         _tile_stored(0, to, 128);
         _tile_stored(2, to + 512, 128);
@@ -231,17 +235,21 @@ VFN void whole_blocks(const struct tw_whole *all, int P, const bool unit, const 
 void tw_amx_whole16(const struct tw_whole *w, int P)
 {
     if (w->strips > 1)
-        whole_blocks(w, 2, false, true);
+        whole_blocks(w, 2, false, PASS_B);
+    else if (P > 1 && w->part[0].s > TW_L1_WORDS)
+        whole_blocks(w, 2, false, PASS_BOTH);
     else
-        whole_blocks(w, P, false, false);
+        whole_blocks(w, P, false, PASS_NONE);
 }
 
 void tw_amx_gated16(const struct tw_whole *w)
 {
     if (w->strips > 1)
-        whole_blocks(w, 2, true, true);
+        whole_blocks(w, 2, true, PASS_B);
+    else if (w->part[0].s > TW_L1_WORDS)
+        whole_blocks(w, 2, true, PASS_BOTH);
     else
-        whole_blocks(w, 2, true, false);
+        whole_blocks(w, 2, true, PASS_NONE);
 }
 #if defined(__clang__)
 #pragma clang attribute pop

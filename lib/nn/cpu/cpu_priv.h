@@ -44,6 +44,7 @@ struct tw_split {
  * zero) and runs over the parts in order; A is packed, B lies in panels bp words apart. Then come
  * scale, bias and res, each rounded, and N columns are stored. */
 #define TW_WHOLE_PARTS 6
+#define TW_L1_WORDS 320         /* of a row, 32 of which stay in L1 */
 struct tw_whole {
     const float *from;
     int64_t ldf;
@@ -274,7 +275,6 @@ void tw_amx_f32(struct tw_kern *k);     /* what is of f32 products */
 #endif
 
 #define TW_SCORE_STEPS 4
-
 #define TW_STEP32 48            /* words of 32 numbers that are split */
 
 /* Scratch buffers of the device by use; an op uses each for one thing at a time. */

@@ -9,7 +9,6 @@
 #define SHARE_LEAST 192         /* rows that a panel should be read for */
 #define GATED_ROWS 64           /* the least of a gated unit */
 #define SHARE_STRIPS 6
-#define L1_WORDS 320            /* of a row, 32 of which stay in L1 */
 #define SHARE_WORDS ((int64_t)320 << 10)
 #define PART_WORDS ((int64_t)96 << 10)  /* of a part where threads have several */
 
@@ -65,7 +64,7 @@ static uint16_t *y_at(const struct tw_gemm *g, int64_t r, int64_t col)
 /* How many strips a block of rows goes through at once. */
 static int64_t at_once(const struct tw_prod *j)
 {
-    return j->bf && j->s <= L1_WORDS && !j->g->cont ? SHARE_STRIPS : 1;
+    return j->bf && j->s <= TW_L1_WORDS && !j->g->cont ? SHARE_STRIPS : 1;
 }
 
 /* The rows of a gated unit that are no block, from row R of the tile on, by way of memory. */
