@@ -78,6 +78,29 @@ static __device__ __forceinline__ void bar_copy_kept(void *to, const void *from,
                  ::"r"(bar_at(to)), "l"(from), "r"(n), "r"(bar) : "memory");
 #endif
 }
+/* What threads of this block wrote to shared memory, before a barrier that this one came through, is seen by
+ * the copy engine. Queues copies of N bytes (all three in sixteens) out of there; bar_stored() waits until
+ * those of this thread have been read. */
+static __device__ __forceinline__ void bar_publish()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+static __device__ __forceinline__ void bar_store(void *to, const void *from, uint32_t n)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(bar_at(from)),
+                 "r"(n) : "memory");
+#endif
+}
+static __device__ __forceinline__ void bar_stored()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+#endif
+}
 /* Waits for the N threads of whole warps that come to barrier ID. */
 static __device__ __forceinline__ void bar_group(int id, int n)
 {

@@ -5,6 +5,7 @@
  * Bound by memory: S comes and goes once, 128 KiB a head and sequence at Qwen3.5-4B; its 32 heads and 24
  * layers take 0.10 GB a token of a sequence, 0.035 ms of 2.8 ms for the weights at batch 1 (where 32 of
  * 132 multiprocessors work: 3 us a layer instead), and 2.2 ms at batch 64. */
+#include "bar.cuh"
 #include "delta.cuh"
 #include "step.cuh"
 
@@ -264,6 +265,139 @@ decode_k(const __grid_constant__ step_arg p)
         put_s(a, s_of(a, mark_of(p, q, k), h), s);
 }
 
+/* ---- a decode step on Hopper: the same sums, but S comes into shared memory and goes back by the copy
+ * engine, a head in one piece, so that three heads are on their way on a multiprocessor and registers hold
+ * none of them. ---- */
+
+struct flow {
+    float s[DL_MOST][DL_MOST];
+    shared m;
+    float decay, beta;
+    uint64_t full;
+};
+
+#if TW_SM90
+/* Asks for S, or makes it zero where the sequence begins. */
+static __device__ __forceinline__ void flow_in(flow &f, const float *from, bool some)
+{
+    if (!threadIdx.x) {
+        bar_init(bar_at(&f.full), 1);
+        bar_made();
+        if (some) {
+            bar_expect(bar_at(&f.full), sizeof f.s);
+            bar_copy(f.s, from, sizeof f.s, bar_at(&f.full));
+        }
+    }
+    for (int i = threadIdx.x; i < (some ? 0 : DL_MOST * DL_MOST / 4); i += DL_THREADS)
+        ((float4 *)f.s)[i] = make_float4(0, 0, 0, 0);
+}
+
+/* token(), of S in shared memory. */
+static __device__ __forceinline__ float flow_token(flow &f, bool some)
+{
+    const int row = threadIdx.x / 32, col = threadIdx.x % 32 * 4;
+    const float decay = f.decay;
+    float e[4] = {}, o[4] = {}, out = 0;
+
+    if (some)
+        bar_wait(bar_at(&f.full), 0);
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        float4 s = *(const float4 *)&f.s[row + r * 8][col];
+        float k = f.m.k[row + r * 8];
+
+        e[0] = fmaf(s.x * decay, k, e[0]);
+        e[1] = fmaf(s.y * decay, k, e[1]);
+        e[2] = fmaf(s.z * decay, k, e[2]);
+        e[3] = fmaf(s.w * decay, k, e[3]);
+    }
+    *(float4 *)&f.m.red[0][row][col] = make_float4(e[0], e[1], e[2], e[3]);
+    __syncthreads();
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+        float x = 0;
+
+#pragma unroll
+        for (int g = 0; g < 8; g++)
+            x += f.m.red[0][g][col + c];
+        e[c] = f.beta * (f.m.v[col + c] - x);
+    }
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        float4 *at = (float4 *)&f.s[row + r * 8][col], s = *at;
+        float k = f.m.k[row + r * 8], q = f.m.q[row + r * 8];
+
+        s = make_float4(fmaf(k, e[0], s.x * decay), fmaf(k, e[1], s.y * decay), fmaf(k, e[2], s.z * decay),
+                        fmaf(k, e[3], s.w * decay));
+        o[0] = fmaf(s.x, q, o[0]);
+        o[1] = fmaf(s.y, q, o[1]);
+        o[2] = fmaf(s.z, q, o[2]);
+        o[3] = fmaf(s.w, q, o[3]);
+        *at = s;
+    }
+    *(float4 *)&f.m.red[1][row][col] = make_float4(o[0], o[1], o[2], o[3]);
+    bar_publish();
+    __syncthreads();
+#pragma unroll
+    for (int g = 0; g < 8; g++)
+        out += threadIdx.x < DL_MOST ? f.m.red[1][g][threadIdx.x] : 0;
+    return out;
+}
+#endif
+
+static __global__ void __launch_bounds__(DL_THREADS, 3) flow_k(const __grid_constant__ step_arg p)
+{
+#if TW_SM90
+    extern __shared__ __align__(128) char mem[];
+    flow &f = *(flow *)mem;
+    const dl_arg &a = p.a;
+    const dl_seq q = seq_of(p, blockIdx.x / a.hv);
+    const int h = blockIdx.x % a.hv, kh = h / (a.hv / a.hk), x = threadIdx.x, D = DL_MOST;
+    const int64_t row = q.t0, head = (int64_t)h * D;
+
+    if (q.past < 0)
+        return;
+    flow_in(f, s_of(a, q.state, h), q.past > 0);
+    step_wait();
+    for (int c = x; c < 3 * D; c += DL_THREADS)
+        if (c < 2 * D)
+            (c < D ? f.m.q : f.m.k)[c % D] = conv<bf16>(p, q, (int64_t)(c / D * a.hk + kh) * D + c % D);
+        else
+            f.m.v[c - 2 * D] = conv<bf16>(p, q, (int64_t)2 * a.hk * D + head + c - 2 * D);
+    if (x == D) {
+        double u = (double)ld1((const bf16 *)p.ga + row * p.ldga + h) + p.dt[h];
+
+        f.decay = expf((float)(-exp((double)p.alog[h]) * (u > 30 ? u : log1p(exp(u)))));
+        f.beta = 1 / (1 + expf(-ld1((const bf16 *)p.gb + row * p.ldgb + h)));
+    }
+    __syncthreads();
+    normalise(f.m, D);
+    __syncthreads();
+    float o = rounded<bf16>(flow_token(f, q.past > 0));
+    if (!x) {
+        bar_store(s_of(a, q.state, h), f.s, sizeof f.s);
+        for (int k = 0; k < q.nmark; k++)
+            bar_store(s_of(a, mark_of(p, q, k), h), f.s, sizeof f.s);
+    }
+    float r = block_sum(x < D ? o * o : 0);
+
+    if (x < D) {
+        float z = ld1((const bf16 *)p.z + row * p.ldz + head + x);
+
+        r = 1 / sqrtf(r / (float)D + p.eps);
+        st1((bf16 *)a.o + row * a.ldo + head + x, o * r * p.gw[x] * z / (1 + expf(-z)));
+    }
+    if (!x)
+        bar_stored();
+#endif
+}
+
+static bool flow_fits(struct cu_dev *d, const step_arg *p)
+{
+    return cu_step_way(d)->kind != STEP_PLAIN && d->major >= 9 && p->a.dk == DL_MOST && p->a.dv == DL_MOST &&
+            (p->a.offset + p->a.s_at) % 16 == 0 && sizeof(struct flow) <= d->smem_max;
+}
+
 void cu_delta_tokens(struct cu_dev *d, const dl_arg *a, enum tw_dtype t)
 {
     CU_ACT(t, tokens_k<A><<<(unsigned)(a->nseq * a->hv), DL_THREADS, 0, d->stream>>>(*a));
@@ -296,7 +430,17 @@ void cu_step_delta(struct tw_dev *dev, struct tw_tensor *y, const struct tw_delt
     p.a.s_at = (int64_t)cu_delta_window(s, in->qkv->dtype);
     p.v = *cu_step_view(d);
     inputs(&p, y, in);
-    step_launch(d, decode_k<bf16>, dim3((unsigned)(y->rows * s->hv)), DL_THREADS, 0, 1, p);
+    dim3 blocks((unsigned)(y->rows * s->hv));
+
+    if (flow_fits(d, &p)) {
+        CU_TRY(d, cudaFuncSetAttribute((const void *)flow_k, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                    (int)sizeof(struct flow)));
+        CU_TRY(d, cudaFuncSetAttribute((const void *)flow_k, cudaFuncAttributePreferredSharedMemoryCarveout,
+                    cudaSharedmemCarveoutMaxShared));
+        step_launch(d, flow_k, blocks, DL_THREADS, sizeof(struct flow), 1, p);
+    } else {
+        step_launch(d, decode_k<bf16>, blocks, DL_THREADS, 0, 1, p);
+    }
     CU_DONE(d, "a step of the delta rule");
 }
 

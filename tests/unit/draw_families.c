@@ -16,8 +16,9 @@ static struct tw_dev *dev;
 #define LATENT "\"num_attention_heads\":4,\"num_key_value_heads\":4,\"kv_lora_rank\":64," \
     "\"qk_nope_head_dim\":32,\"qk_rope_head_dim\":16,\"v_head_dim\":32,\"moe_intermediate_size\":64," \
     "\"n_shared_experts\":2,\"first_k_dense_replace\":1,\"moe_layer_freq\":1,\"rope_theta\":10000,"
-#define LINEAR "\"num_attention_heads\":4,\"num_key_value_heads\":2,\"head_dim\":64," \
-    "\"linear_conv_kernel_dim\":4,\"linear_key_head_dim\":32,\"linear_value_head_dim\":64," \
+#define LINEAR LINEAR_OF("32", "64")
+#define LINEAR_OF(k, v) "\"num_attention_heads\":4,\"num_key_value_heads\":2,\"head_dim\":64," \
+    "\"linear_conv_kernel_dim\":4,\"linear_key_head_dim\":" k ",\"linear_value_head_dim\":" v "," \
     "\"linear_num_key_heads\":2,\"linear_num_value_heads\":4,\"attn_output_gate\":true," \
     "\"layer_types\":[\"linear_attention\",\"linear_attention\",\"full_attention\"]," \
     "\"rope_parameters\":{\"partial_rotary_factor\":0.25,\"rope_theta\":10000.0,\"rope_type\":\"default\"},"
@@ -44,6 +45,8 @@ static const struct family {
         "\"q_lora_rank\":64,\"n_routed_experts\":16,\"num_experts_per_tok\":4,\"n_group\":4,"
         "\"topk_group\":2,\"norm_topk_prob\":true,\"routed_scaling_factor\":2.5}", 0 },
     { "recurrent", "{\"model_type\":\"qwen3_5_text\"," SIZES LINEAR "\"num_hidden_layers\":3}", 0 },
+    { "recurrent, heads of 128", "{\"model_type\":\"qwen3_5_text\"," SIZES LINEAR_OF("128", "128")
+        "\"num_hidden_layers\":3}", 0 },
     { "recurrent experts", "{\"model_type\":\"qwen3_5_moe_text\"," SIZES LINEAR
         "\"num_hidden_layers\":3,\"num_experts\":8,\"num_experts_per_tok\":2,"
         "\"moe_intermediate_size\":64,\"shared_expert_intermediate_size\":64}", 0 },
