@@ -25,6 +25,22 @@ static void gqa(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x, s
     tw_block_into(t, tw_t_attn_in(t, l, q, k, y[2]), l->w[TW_S_O], l->w[TW_S_POST1], x, out);
 }
 
+/* Keys and values of all rows, the rest of some. */
+static void gqa_some(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x, const struct tw_some *s,
+        struct tw_var *out)
+{
+    const struct tw_config *c = &t->m->cfg;
+    struct tw_var *n = tw_t_norm_in(t, x, l->w[TW_S_NORM1]), *in = tw_t_some(t, x, s);
+    struct tw_weight *w[] = { l->w[TW_S_K], l->w[TW_S_V] };
+    struct tw_var *y[2], *q, *k;
+
+    tw_t_linears_joined(t, n, w, 2, y);
+    q = tw_t_linear(t, tw_t_norm_in(t, in, l->w[TW_S_NORM1]), l->w[TW_S_Q], NULL, NULL);
+    q = tw_t_some_rope(t, l, q, l->w[TW_S_QNORM], c->nh, s);
+    k = tw_t_norm_rope(t, l, y[0], l->w[TW_S_KNORM], c->nkv);
+    tw_block_into(t, tw_t_some_attn(t, l, q, k, y[1], s), l->w[TW_S_O], l->w[TW_S_POST1], in, out);
+}
+
 static void gqa_step(struct tw_stepper *s, const struct tw_layer *l)
 {
     const struct tw_config *c = &s->m->cfg;
@@ -107,7 +123,7 @@ static const char *moe_lacks(const struct tw_ops *ops)
 }
 
 const struct tw_block tw_block_gqa = { .name = "gqa", .forward = gqa, .step = gqa_step,
-    .kv = true, .in_place = true };
+    .some = gqa_some, .kv = true, .in_place = true };
 const struct tw_block tw_block_swiglu = { .name = "swiglu", .forward = swiglu,
     .step = swiglu_step, .rows = true, .in_place = true };
 const struct tw_block tw_block_moe = { .name = "moe", .forward = moe, .step = moe_step,

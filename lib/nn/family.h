@@ -72,6 +72,10 @@ struct tw_var;
 /* x -> x + f(norm(x)), into OUT. */
 typedef void tw_block_fn(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x,
         struct tw_var *out);
+/* The same of some rows, into as many of OUT. */
+struct tw_some;
+typedef void tw_block_some_fn(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x,
+        const struct tw_some *s, struct tw_var *out);
 /* The same of one token a sequence, in place, by a device's fused ops (nn/step.h). */
 struct tw_stepper;
 typedef void tw_block_step_fn(struct tw_stepper *s, const struct tw_layer *l);
@@ -80,6 +84,7 @@ struct tw_block {
     const char *name;
     tw_block_fn *forward;
     tw_block_step_fn *step;     /* NULL: there is none */
+    tw_block_some_fn *some;     /* where decode states go on; NULL: there is none */
     bool rows;                  /* makes each row of its input alone, whatever else the batch holds */
     bool in_place;              /* may add to its input there */
     bool kv;                    /* keeps keys and values in a decode state */

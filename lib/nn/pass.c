@@ -120,15 +120,20 @@ static bool few_wanted(const struct walk *w)
 static void last_forward(struct walk *w, const struct tw_layer *l, struct tw_var *x, struct tw_var *out)
 {
     struct tw_tape *t = &w->t;
-    size_t start = t->st->top, size = tw_dtype_size(x->v.dtype), bytes = (size_t)x->v.cols * size;
-    struct tw_var *in = tw_var_new(t, out->v.rows, x->v.cols);
-    struct tw_var *mid = middle(t, l, x, x);
+    size_t start = t->st->top;
+    const struct tw_block *mixer = l->mixer->block;
+    struct tw_some some = { out->v.rows, w->p->want };
+    struct tw_var *mid;
 
-    l->mixer->block->forward(t, l, x, mid);
-    for (int64_t i = 0; i < out->v.rows; i++)
-        t->ops->copy(t->dev, (char *)in->v.data + (size_t)i * bytes,
-                (const char *)mid->v.data + (size_t)w->p->want[i] * bytes, bytes);
-    l->ffn->block->forward(t, l, in, out);
+    if (mixer->some) {
+        mid = tw_var_new(t, out->v.rows, x->v.cols);
+        mixer->some(t, l, x, &some, mid);
+    } else {
+        mid = middle(t, l, x, x);
+        mixer->forward(t, l, x, mid);
+        mid = tw_t_some(t, mid, &some);
+    }
+    l->ffn->block->forward(t, l, mid, out);
     t->st->top = start;
 }
 

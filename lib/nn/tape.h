@@ -118,6 +118,17 @@ struct tw_var *tw_t_attn(struct tw_tape *t, const struct tw_layer *l, struct tw_
 /* The same, of a value that only products read. */
 struct tw_var *tw_t_attn_in(struct tw_tape *t, const struct tw_layer *l, struct tw_var *q,
         struct tw_var *k, struct tw_var *v);
+/* Rows ROW[0, n) (host) of a batch of decode states: their values, so that all else is of them alone; their
+ * heads rotated; and their attention, where keys and values are those of all rows. */
+struct tw_some {
+    int64_t n;
+    const int32_t *row;
+};
+struct tw_var *tw_t_some(struct tw_tape *t, struct tw_var *x, const struct tw_some *s);
+struct tw_var *tw_t_some_rope(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x,
+        struct tw_weight *w, int64_t heads, const struct tw_some *s);
+struct tw_var *tw_t_some_attn(struct tw_tape *t, const struct tw_layer *l, struct tw_var *q,
+        struct tw_var *k, struct tw_var *v, const struct tw_some *s);
 /* Attention over latents (nn/mla_ops.h): C normalised, PE and the ends of Q's heads rotated, W is
  * kv_b. Where a decode state goes on only its latents are read. */
 struct tw_var *tw_t_mla(struct tw_tape *t, const struct tw_layer *l, struct tw_var *q,
