@@ -207,4 +207,20 @@ test_case 'a step whose rollouts are all of no use changes nothing, and nothing 
 	test_text err "no sample has a token to train on"
 	[ ! -e c ]
 '
+# ratios RUN OPTIONS: reinforcement in bf16, always from the newest weights; then the ratios of all steps
+ratios()
+{
+	run=$1
+	shift
+	awk -f "$TOP/examples/sums.awk" -v n=24 -v seed=2 |
+	    tw-sample -q -m tiny --device cpu --dtype bf16 --policy $run -n 8 --max-lag 0 --max-tokens 24 |
+	    tw-reward -q --exec "$TOP/examples/last-number.sh" --advantage grpo |
+	    tw-train -q -m tiny --device cpu --dtype bf16 "$@" --loss grpo --batch 64 -o $run
+	grep -o "\"ratio_[a-z]*\":[^,}]*" $run/metrics.jsonl | sort -u | tr "\n" " "
+}
+test_case 'on policy the ratio is 1 in bf16, too, of an adapter and of all weights' '
+	test_equal "$(ratios a --lora r=8 --lr 1e-3)" "\"ratio_max\":1.0 \"ratio_mean\":1.0 "
+	test_equal "$(ratios b --lr 3e-4)" "\"ratio_max\":1.0 \"ratio_mean\":1.0 "
+	grep -c "\"grad_norm\":0\.[0-9]*[1-9]" b/metrics.jsonl
+'
 test_done

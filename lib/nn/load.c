@@ -306,7 +306,7 @@ int tw_model_init_random(struct tw_model *m, struct tw_err *err)
     return m->ops->sync(m->dev, err);
 }
 
-void tw_weight_get(const struct tw_model *m, const struct tw_weight *w, int64_t row, int64_t n,
+void tw_weight_get(const struct tw_model *m, const struct tw_weight *w, bool read, int64_t row, int64_t n,
         float *out)
 {
     if (!w->matrix) {
@@ -315,8 +315,9 @@ void tw_weight_get(const struct tw_model *m, const struct tw_weight *w, int64_t 
     }
     while (n > 0) {
         int64_t k = n, r, i = place(w, row, &r, &k);
-        struct tw_mat from = one_of(m, &w->master, i);
+        struct tw_mat from = one_of(m, read ? &w->w : &w->master, i);
 
+        from.low = read ? NULL : from.low;
         m->ops->mat_get(m->dev, out, &from, r, k);
         out += k * w->w.cols;
         row += k;

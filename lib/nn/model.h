@@ -207,6 +207,8 @@ int tw_model_draw(struct tw_model *m, const struct tw_seq *seq, int64_t nseq,
  * DTYPE; with ADAPTER merged in (f32 arithmetic, rounded once) when not NULL. */
 int tw_model_save(const struct tw_model *m, const struct tw_adapter *merge, enum tw_dtype dtype,
         const char *dir, struct tw_err *err);
+/* The same of what passes read, each tensor in its own type: who opens it has the bits of M's passes. */
+int tw_model_publish(const struct tw_model *m, const char *dir, struct tw_err *err);
 
 /* What a batch of TOKENS in NSEQ sequences of at most LONGEST takes, by the real forward (and
  * backward) on the counting device. */

@@ -144,8 +144,9 @@ void tw_fp8_close(struct tw_fp8 *f);
 
 /* The length of a row of P in elements. */
 int64_t tw_piece_cols(const struct tw_piece *p);
-/* Rows [row, row + n) of a weight as F32 on the host, from the master; rows as in tw_piece. */
-void tw_weight_get(const struct tw_model *m, const struct tw_weight *w, int64_t row, int64_t n,
+/* Rows [row, row + n) of a weight as F32 on the host, from the master, or READ as products read them; rows
+ * as in tw_piece. */
+void tw_weight_get(const struct tw_model *m, const struct tw_weight *w, bool read, int64_t row, int64_t n,
         float *out);
 /* Angles for positions below N. */
 int tw_model_rope(struct tw_model *m, int64_t n, struct tw_err *err);

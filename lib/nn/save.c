@@ -72,8 +72,18 @@ static void merge_rows(const struct merge *g, float *w, int64_t row, int64_t n, 
     }
 }
 
-static int put_piece(const struct tw_model *m, const struct tw_adapter *ad,
-        const struct tw_piece *p, struct tw_wout *o, struct tw_err *err)
+/* In the place of a type: each tensor as passes read it. */
+#define AS_READ ((enum tw_dtype)-1)
+
+static enum tw_dtype type_of(const struct tw_stored *s, enum tw_dtype dtype)
+{
+    const struct tw_weight *w = s->piece->w;
+
+    return dtype != AS_READ ? dtype : w->matrix ? w->w.dtype : TW_F32;
+}
+
+static int put_piece(const struct tw_model *m, const struct tw_adapter *ad, const struct tw_piece *p, bool read,
+        struct tw_wout *o, struct tw_err *err)
 {
     int64_t cols = tw_piece_cols(p), step = CHUNK / cols / 64 * 64;
     struct merge g[MERGES];
@@ -88,7 +98,7 @@ static int put_piece(const struct tw_model *m, const struct tw_adapter *ad,
     for (int64_t r = 0; r < p->n && !ret; r += step) {
         int64_t n = r + step < p->n ? step : p->n - r;
 
-        tw_weight_get(m, p->w, p->row + r, n, buf);
+        tw_weight_get(m, p->w, read, p->row + r, n, buf);
         for (int i = 0; i < MERGES; i++)
             merge_rows(&g[i], buf, p->row + r, n, cols, delta);
         for (int64_t i = 0; i < n * cols && !ret; i++)
@@ -105,12 +115,12 @@ static int put_piece(const struct tw_model *m, const struct tw_adapter *ad,
 }
 
 static int put_stored(const struct tw_model *m, const struct tw_adapter *ad,
-        const struct tw_stored *s, struct tw_wout *o, struct tw_err *err)
+        const struct tw_stored *s, bool read, struct tw_wout *o, struct tw_err *err)
 {
     int ret = 0;
 
     for (int64_t i = 0; i < s->npiece && !ret; i++)
-        ret = put_piece(m, ad, &s->piece[i], o, err);
+        ret = put_piece(m, ad, &s->piece[i], read, o, err);
     return ret;
 }
 
@@ -126,14 +136,14 @@ static int write_file(const struct tw_model *m, const struct tw_adapter *ad, enu
     for (i = 0; i < n; i++) {
         const struct tw_stored *s = &m->stored[first + i];
 
-        decl[i] = (struct tw_wdecl){ .name = s->name, .dtype = dtype, .ndim = s->ndim,
+        decl[i] = (struct tw_wdecl){ .name = s->name, .dtype = type_of(s, dtype), .ndim = s->ndim,
             .dim = { s->dim[0], s->dim[1], s->dim[2] } };
     }
     o = tw_wout_open(path, decl, n, err);
     if (!o)
         ret = -1;
     while (!ret && (i = tw_wout_next(o)) >= 0)
-        ret = put_stored(m, ad, &m->stored[first + i], o, err);
+        ret = put_stored(m, ad, &m->stored[first + i], dtype == AS_READ, o, err);
     if (o && !ret)
         ret = tw_wout_commit(o, err);
     else if (o)
@@ -150,7 +160,7 @@ static int64_t shard_len(const struct tw_model *m, enum tw_dtype dtype, int64_t 
 
     *bytes = 0;
     for (int64_t i = first; i < m->nstored; i++) {
-        size_t one = tw_dtype_size(dtype);
+        size_t one = tw_dtype_size(type_of(&m->stored[i], dtype));
 
         for (int d = 0; d < m->stored[i].ndim; d++)
             one *= (size_t)m->stored[i].dim[d];
@@ -268,9 +278,9 @@ int tw_model_save_max(const struct tw_model *m, const struct tw_adapter *merge,
     struct tw_buf text = { 0 };
     int ret;
 
-    write_object(m, m->cfg.root, dtype, 0, &text);
+    write_object(m, m->cfg.root, dtype == AS_READ ? m->opts.dtype : dtype, 0, &text);
     tw_buf_putc(&text, '\n');
-    if (dtype != TW_F32 && dtype != TW_BF16 && dtype != TW_F16)
+    if (dtype != AS_READ && dtype != TW_F32 && dtype != TW_BF16 && dtype != TW_F16)
         ret = tw_fail(err, dir, 0, "models are written in F32, BF16 or F16, not %s",
                 tw_dtype_name(dtype));
     else if (merge && merge->m != m)
@@ -288,4 +298,9 @@ int tw_model_save(const struct tw_model *m, const struct tw_adapter *merge, enum
         const char *dir, struct tw_err *err)
 {
     return tw_model_save_max(m, merge, dtype, dir, SHARD_MAX, err);
+}
+
+int tw_model_publish(const struct tw_model *m, const char *dir, struct tw_err *err)
+{
+    return tw_model_save_max(m, NULL, AS_READ, dir, SHARD_MAX, err);
 }

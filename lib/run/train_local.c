@@ -192,7 +192,7 @@ static int publish(struct tw_trainer *t, const char *dir, struct tw_err *err)
     if (tw_ops(t->dev)->sync(t->dev, err))
         return -1;
     return t->adapter ? tw_adapter_save(t->adapter, dir, t->base, err) :
-            tw_model_save(t->model, NULL, t->dtype, dir, err);
+            tw_model_publish(t->model, dir, err);
 }
 
 static void drop(struct tw_trainer *t, const char *parent, const char *name)

@@ -286,7 +286,7 @@ static void balance(void)
             double at[2];
 
             for (int s = 0; s < 2; s++) {
-                tw_weight_get(m, w, 0, w->w.rows, v);
+                tw_weight_get(m, w, false, 0, w->w.rows, v);
                 v[k] += s ? 1e-3f : -1e-3f;
                 tw_ops(dev)->mat_put(dev, &w->w, v, TW_F32, 0, w->w.rows);
                 at[s] = balance_of(m, 0);

@@ -424,8 +424,8 @@ static void random_weights(void)
 
         if (w->w.rows > 64)
             continue;
-        tw_weight_get(m, w, 0, w->matrix ? w->w.rows : w->w.cols, a);
-        tw_weight_get(k, &k->w[i], 0, w->matrix ? w->w.rows : w->w.cols, b);
+        tw_weight_get(m, w, false, 0, w->matrix ? w->w.rows : w->w.cols, a);
+        tw_weight_get(k, &k->w[i], false, 0, w->matrix ? w->w.rows : w->w.cols, b);
         CHECK(!memcmp(a, b, (size_t)tw_mat_size(&w->w) * sizeof *a));
         CHECK(w->matrix || a[0] == (w->is_bias ? 0 : 1));
         for (int64_t j = 0; w->matrix && w->w.rows == 64 && j < 64 * 32; j++) {

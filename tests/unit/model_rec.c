@@ -247,7 +247,7 @@ static void random_weights(void)
 
         if (x->matrix || x->w.cols > 96)
             continue;
-        tw_weight_get(m, x, 0, x->w.cols, w);
+        tw_weight_get(m, x, false, 0, x->w.cols, w);
         for (int64_t k = 0; k < x->w.cols; k++)
             if (x->def->slot == TW_S_ALOG)
                 CHECK(w[k] > -4.7f && w[k] < 2.78f);
