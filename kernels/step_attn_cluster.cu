@@ -15,11 +15,13 @@
 #include "bar.cuh"
 #include "step_attn.cuh"
 
-enum { RANKS = 8, MINE = BIG / RANKS, MOST_T = 4 };
+enum { RANKS = 8, MINE = BIG / RANKS, MOST_T = 4, MOST_WIDE = 1 };    /* tokens; with more than four heads */
 
 template <int HD, int G> struct joint {
     static constexpr int KPW = 256 / HD, STRIDE = BIG * KPW, RUN = MINE * KPW, PIECE = G * HD / RANKS;
     static constexpr int NW = G + 2 > 4 ? G + 2 : 4;    /* warps: one for each head */
+    static constexpr int U = G > 4 ? 1 : G > 2 ? 2 : 4; /* steps at once */
+    static constexpr int BLOCKS = G > 4 ? 1 : 2;        /* on a multiprocessor */
     float qs[G][HD], kn[HD], vn[HD];
     float mo[BIG][PIECE], ms[BIG][G][2];        /* of all warps: this block's piece; maxima and sums */
     uint64_t keys;
@@ -160,7 +162,8 @@ template <int HD, int G> static __device__ __forceinline__ void gather(const ste
 }
 
 template <int HD, int G, int U> static __global__ void
-__launch_bounds__(joint<HD, G>::NW * 32, 2) cluster_k(const __grid_constant__ step_attn_arg a)
+__launch_bounds__(joint<HD, G>::NW * 32, joint<HD, G>::BLOCKS)
+cluster_k(const __grid_constant__ step_attn_arg a)
 {
 #if TW_SM90
     extern __shared__ __align__(128) char mem[];
@@ -211,8 +214,8 @@ template <int HD, int G> static bool queue(struct cu_dev *d, struct step_attn_ar
     if (!a->ticket || !a->part)
         return true;
     size_t smem = (sizeof(J) + 127) / 128 * 128 + (size_t)(cu_div(keys, J::STRIDE) * 2 * J::RUN * HD) * 2;
-    step_room(d, (const void *)cluster_k<HD, G, G == 4 ? 2 : 4>);
-    step_launch(d, cluster_k<HD, G, G == 4 ? 2 : 4>, dim3((unsigned)a->nkv * RANKS, (unsigned)rows,
+    step_room(d, (const void *)cluster_k<HD, G, J::U>);
+    step_launch(d, cluster_k<HD, G, J::U>, dim3((unsigned)a->nkv * RANKS, (unsigned)rows,
                     (unsigned)a->v.splits), J::NW * 32, smem, RANKS, *a);
     return true;
 }
@@ -223,12 +226,12 @@ template <int HD> static bool heads(struct cu_dev *d, struct step_attn_arg *a, i
         return queue<HD, 1>(d, a, rows);
     if (a->group == 2)
         return queue<HD, 2>(d, a, rows);
-    return queue<HD, 4>(d, a, rows);
+    return a->group <= 4 ? queue<HD, 4>(d, a, rows) : queue<HD, 8>(d, a, rows);
 }
 
 bool cu_step_attn_cluster(struct cu_dev *d, struct step_attn_arg *a, int64_t rows, int64_t hd)
 {
-    if (rows > MOST_T || a->group > 4 || a->window)
+    if (rows > (a->group > 4 ? MOST_WIDE : MOST_T) || a->group > 8 || a->window)
         return false;
     return hd == 128 ? heads<128>(d, a, rows) : hd == 64 ? heads<64>(d, a, rows) : false;
 }
