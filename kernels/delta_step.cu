@@ -269,6 +269,8 @@ decode_k(const __grid_constant__ step_arg p)
  * engine, a head in one piece, so that three heads are on their way on a multiprocessor and registers hold
  * none of them. ---- */
 
+enum { PARTS = 4 };             /* of S on its way back */
+
 struct flow {
     float s[DL_MOST][DL_MOST];
     shared m;
@@ -292,9 +294,23 @@ static __device__ __forceinline__ void flow_in(flow &f, const float *from, bool 
         ((float4 *)f.s)[i] = make_float4(0, 0, 0, 0);
 }
 
-/* token(), of S in shared memory. */
-static __device__ __forceinline__ float flow_token(flow &f, bool some)
+/* Sends a part of the rows of S to where it was, and to where it is to be copied. By one thread. */
+static __device__ __forceinline__ void flow_out(const flow &f, const step_arg &p, const dl_seq &q, int h,
+        int part)
 {
+    constexpr int N = DL_MOST / PARTS;
+    const float *from = f.s[part * N];
+    const int at = part * N * DL_MOST;
+
+    bar_store(s_of(p.a, q.state, h) + at, from, sizeof f.s / PARTS);
+    for (int k = 0; k < q.nmark; k++)
+        bar_store(s_of(p.a, mark_of(p, q, k), h) + at, from, sizeof f.s / PARTS);
+}
+
+/* token(), of S in shared memory, whose parts are sent as soon as they have moved on. */
+static __device__ __forceinline__ float flow_token(flow &f, const step_arg &p, const dl_seq &to, int h)
+{
+    const bool some = to.past > 0;
     const int row = threadIdx.x / 32, col = threadIdx.x % 32 * 4;
     const float decay = f.decay;
     float e[4] = {}, o[4] = {}, out = 0;
@@ -323,20 +339,26 @@ static __device__ __forceinline__ float flow_token(flow &f, bool some)
         e[c] = f.beta * (f.m.v[col + c] - x);
     }
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-        float4 *at = (float4 *)&f.s[row + r * 8][col], s = *at;
-        float k = f.m.k[row + r * 8], q = f.m.q[row + r * 8];
+    for (int part = 0; part < PARTS; part++) {
+#pragma unroll
+        for (int r = part * ROWS / PARTS; r < (part + 1) * ROWS / PARTS; r++) {
+            float4 *at = (float4 *)&f.s[row + r * 8][col], s = *at;
+            float k = f.m.k[row + r * 8], q = f.m.q[row + r * 8];
 
-        s = make_float4(fmaf(k, e[0], s.x * decay), fmaf(k, e[1], s.y * decay), fmaf(k, e[2], s.z * decay),
-                        fmaf(k, e[3], s.w * decay));
-        o[0] = fmaf(s.x, q, o[0]);
-        o[1] = fmaf(s.y, q, o[1]);
-        o[2] = fmaf(s.z, q, o[2]);
-        o[3] = fmaf(s.w, q, o[3]);
-        *at = s;
+            s = make_float4(fmaf(k, e[0], s.x * decay), fmaf(k, e[1], s.y * decay),
+                            fmaf(k, e[2], s.z * decay), fmaf(k, e[3], s.w * decay));
+            o[0] = fmaf(s.x, q, o[0]);
+            o[1] = fmaf(s.y, q, o[1]);
+            o[2] = fmaf(s.z, q, o[2]);
+            o[3] = fmaf(s.w, q, o[3]);
+            *at = s;
+        }
+        bar_publish();
+        __syncthreads();
+        if (!threadIdx.x)
+            flow_out(f, p, to, h, part);
     }
     *(float4 *)&f.m.red[1][row][col] = make_float4(o[0], o[1], o[2], o[3]);
-    bar_publish();
     __syncthreads();
 #pragma unroll
     for (int g = 0; g < 8; g++)
@@ -373,12 +395,7 @@ static __global__ void __launch_bounds__(DL_THREADS, 3) flow_k(const __grid_cons
     __syncthreads();
     normalise(f.m, D);
     __syncthreads();
-    float o = rounded<bf16>(flow_token(f, q.past > 0));
-    if (!x) {
-        bar_store(s_of(a, q.state, h), f.s, sizeof f.s);
-        for (int k = 0; k < q.nmark; k++)
-            bar_store(s_of(a, mark_of(p, q, k), h), f.s, sizeof f.s);
-    }
+    float o = rounded<bf16>(flow_token(f, p, q, h));
     float r = block_sum(x < D ? o * o : 0);
 
     if (x < D) {
