@@ -13,7 +13,8 @@
 static const size_t WORKSPACE = (size_t)64 << 20;
 enum { NBUCKET = 1024 };        /* of the table of plans */
 enum { TRIED = 8, WARM = 40, ROUNDS = 3 };      /* algorithms, uses before, trials of each */
-enum { FEW = 256 };             /* tokens of a large product for which the library would split k */
+enum { FEW = 64, SOME = 256 };  /* tokens of a product that the library is slow to begin; of a large one that
+                                 * chain.cu is not too slow for */
 enum { NVJET = 66 };            /* the library's number of its kernels for Hopper */
 static const double LARGE = 2e9;        /* multiply-adds of a product that is worth it */
 
@@ -29,7 +30,7 @@ struct plan {
     cublasLtMatrixLayout_t a, b, c;
     cublasLtMatmulAlgo_t algo[TRIED];   /* algo[best] is used */
     int nalgo, best, trials;    /* trials: -WARM.. while others are not yet tried */
-    bool splits;                /* it is to be whole, and they all split k */
+    bool ours;                  /* it is to be whole: chain.cu's */
     float ms[TRIED];
     cudaEvent_t from[TRIED], to[TRIED];         /* around the latest trial of each; made when needed */
 };
@@ -127,19 +128,25 @@ static int first_of(const cublasLtMatmulHeuristicResult_t *found, int n,
     return i;
 }
 
+static bool is_large(int64_t m, int64_t n, int64_t k)
+{
+    return (double)m * (double)n * (double)k >= LARGE;
+}
+
 /* Keeps the first of the ranking, and what may stand in for it. Of a product that is to be whole the first that
- * is known, else the first that does not split k. */
+ * is known; where there is none chain.cu makes it, or, when it is too large for that, the first that does not
+ * split k. */
 static void keep(struct cu_dev *d, struct plan *p, const cublasLtMatmulHeuristicResult_t *found, int n)
 {
     const struct key *k = &p->key;
+    bool large = is_large(k->m, k->n, k->k);
     int first = k->whole ? first_of(found, n, known) : 0;
 
-    if (first == n)
+    if (first == n && large && k->m > SOME)
         first = first_of(found, n, one_piece);
-    p->splits = first == n;
-    first = p->splits ? 0 : first;
-    bool many = d->major == 9 && k->t == TW_BF16 &&
-            (double)k->m * (double)k->n * (double)k->k >= LARGE && one_piece(&found[first].algo);
+    p->ours = first == n;
+    first = p->ours ? 0 : first;
+    bool many = d->major == 9 && k->t == TW_BF16 && large && one_piece(&found[first].algo);
 
     p->trials = -WARM;
     p->algo[p->nalgo++] = found[first].algo;
@@ -303,12 +310,6 @@ static void poison(struct cu_dev *d, const struct cu_mm *q)
     CU_DONE(d, "poison");
 }
 
-/* Products for which the library likes to split k, or to take kernels of which nothing is known. */
-static bool is_small(const struct cu_mm *q)
-{
-    return q->m <= FEW || (double)q->m * (double)q->n * (double)q->k < LARGE;
-}
-
 static void multiply(struct cu_dev *d, const struct cu_mm *q, bool ta, bool tb)
 {
     bool whole = d->whole && q->t == TW_BF16 && !ta && tb;
@@ -318,9 +319,9 @@ static void multiply(struct cu_dev *d, const struct cu_mm *q, bool ta, bool tb)
     bool trial;
     int i;
 
-    if (d->err.code || !q->m || !q->n || (whole && is_small(q) && cu_chain(d, q)) || !(p = plan_find(d, &k)))
+    if (d->err.code || !q->m || !q->n || (whole && q->m <= FEW && cu_chain(d, q)) || !(p = plan_find(d, &k)))
         return;
-    if (p->splits && cu_chain(d, q))
+    if (p->ours && cu_chain(d, q))
         return;
     poison(d, q);
     i = choose(d, p, &trial);
