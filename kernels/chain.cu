@@ -1,7 +1,7 @@
 /* chain.cu - products y = x W^T of BF16 whose every output is one chain over k in ascending steps of 16,
  * whatever the number of rows: what cuBLASLt's products add up that do not split k (seen equal in all 1,635
  * that were tried), for few tokens. A block makes 64 outputs of up to NT tokens: weights are the left side of
- * wgmma, tokens its right side, in steps of 64 of k that the copy engine brings STAGES - 2 ahead. Bound by
+ * wgmma, tokens its right side, in steps of 64 of k that a warp of its own has the copy engine bring. Bound by
  * reading the weights when tokens are few, or by the chain. */
 #include "after.cuh"
 #include "wgmma.cuh"
@@ -21,7 +21,7 @@ struct chain_arg {
 template <int NT> struct chain {
     static constexpr int STAGES = NT <= 32 ? 8 : NT == 64 ? 6 : 4;
     static constexpr uint32_t A = OUT * LINE, STAGE = A + NT * LINE, BAR = STAGES * STAGE;
-    static constexpr size_t SMEM = BAR + STAGES * 8 + 1024;
+    static constexpr size_t SMEM = BAR + STAGES * 16 + 1024;
 };
 
 #if TW_HOPPER
@@ -41,6 +41,12 @@ template <int NT> static __device__ __forceinline__ void step16(float *c, uint64
         wg_wide<false>(c, a, b, 1);
     else
         wg_ss<NT, true>(c, a, b);
+}
+
+/* The four warps that multiply. */
+static __device__ __forceinline__ void together()
+{
+    asm volatile("bar.sync 1, 128;" ::: "memory");
 }
 
 template <class O> static __device__ __forceinline__ void put(const chain_arg &a, const float *from, int64_t at,
@@ -67,7 +73,7 @@ template <class O> static __device__ __forceinline__ void put(const chain_arg &a
 #endif
 
 template <int NT, class O>
-static __global__ void __launch_bounds__(128) chain_k(const __grid_constant__ chain_arg a)
+static __global__ void __launch_bounds__(160) chain_k(const __grid_constant__ chain_arg a)
 {
 #if TW_HOPPER
     using C = chain<NT>;
@@ -76,47 +82,49 @@ static __global__ void __launch_bounds__(128) chain_k(const __grid_constant__ ch
     int n0 = blockIdx.x * OUT, t0 = blockIdx.y * NT, steps = (a.k + STEP - 1) / STEP;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float c[NT / 2] = {};
-    auto bring = [&](int i) {   /* step i, by one thread */
-        uint32_t to = mem + i % C::STAGES * C::STAGE, bar = mem + C::BAR + i % C::STAGES * 8;
-
-        if (i >= steps)
-            return;
-        bar_expect(bar, C::STAGE);
-        tma(to, &a.w, bar, i * STEP, 0, n0);
-        tma(to + C::A, &a.x, bar, i * STEP, 0, t0);
-    };
+    auto full = [&](int i) { return mem + C::BAR + i % C::STAGES * 16; };
 
     if (threadIdx.x == 0) {
-        for (int i = 0; i < C::STAGES; i++)
-            bar_init(mem + C::BAR + i * 8, 1);
+        for (int i = 0; i < C::STAGES; i++) {
+            bar_init(full(i), 1);
+            bar_init(full(i) + 8, 4);   /* it was read */
+        }
         bar_made();
     }
     __syncthreads();
     cu_after();
-    for (int i = 0; threadIdx.x == 0 && i < C::STAGES - 2; i++)
-        bring(i);
+    if (warp == 4) {
+        for (int i = 0; lane == 0 && i < steps; i++) {
+            uint32_t to = mem + i % C::STAGES * C::STAGE;
+
+            bar_wait(full(i) + 8, (i / C::STAGES & 1) ^ 1);
+            bar_expect(full(i), C::STAGE);
+            tma(to, &a.w, full(i), i * STEP, 0, n0);
+            tma(to + C::A, &a.x, full(i), i * STEP, 0, t0);
+        }
+        return;
+    }
     for (int i = 0; i < steps; i++) {
         uint32_t x = mem + i % C::STAGES * C::STAGE;
 
-        bar_wait(mem + C::BAR + i % C::STAGES * 8, i / C::STAGES & 1);
-        __syncthreads();        /* nobody reads step i - 2 any more */
+        bar_wait(full(i), i / C::STAGES & 1);
         wg_fence();
 #pragma unroll
         for (int k = 0; k < STEP / 16; k++)
             step16<NT>(c, wg_desc(x + k * 32, 0), wg_desc(x + C::A + k * 32, 0));
         wg_commit();
-        if (threadIdx.x == 0)
-            bring(i + C::STAGES - 2);
         wg_wait<1>();
+        if (i && lane == 0)
+            bar_arrive(full(i - 1) + 8);
     }
     wg_wait<0>();
     wg_hold<NT / 2>(c);
-    __syncthreads();
+    together();                 /* nobody reads steps any more */
     float *out = (float *)(given + (mem - smem_at(given)));
 #pragma unroll
     for (int i = 0; i < NT / 2; i++)
         out[(i / 4 * 8 + lane % 4 * 2 + i % 2) * APART + warp * 16 + lane / 4 + i / 2 % 2 * 8] = c[i];
-    __syncthreads();
+    together();
     for (int i = threadIdx.x; i < NT * (OUT / 4); i += 128) {
         int t = i / (OUT / 4), o = i % (OUT / 4) * 4;
 
@@ -131,7 +139,7 @@ template <int NT> static void run(struct cu_dev *d, const struct chain_arg *a, e
     dim3 grid((unsigned)cu_div(a->n, OUT), (unsigned)cu_div(a->t, NT));
 
     CU_ACT(t, if (smem_want(d, chain_k<NT, A>, chain<NT>::SMEM))
-            cu_start(d, chain_k<NT, A>, grid, 128, chain<NT>::SMEM, *a));
+            cu_start(d, chain_k<NT, A>, grid, 160, chain<NT>::SMEM, *a));
     CU_DONE(d, "products of one chain");
 }
 
