@@ -2,8 +2,9 @@
  * those who want of a token what a pass over its whole sequence gives it. A block takes 64 rows of one
  * (sequence, kv head) and goes over all their keys from the first tile that they see, in the same tiles of
  * 128, by the same products (wgmma) and the same running softmax; keys are never split among blocks. Rows of
- * a product know nothing of each other, so it does not matter which of them are there. Keys come by cp.async,
- * those of the next tile beside P V, values beside Q K^T. A row is bound by the walk over its keys. */
+ * a product know nothing of each other, so it does not matter which of them are there. Keys and values come
+ * by cp.async, the next tile's keys beside P V, its values right behind. A row is bound by the walk over its
+ * keys. */
 #include "wgmma.cuh"
 
 #define KEYS 128
@@ -69,12 +70,12 @@ static __global__ void __launch_bounds__(128, 2) paged_k(const __grid_constant__
     bring_rows<HD>(a, s, t.kvh, mem, r0, rows);
     bring_keys<HD, 0>(a, s, t.kvh, mem + P::K, from, end);
     cp_commit();
+    bring_keys<HD, 1>(a, s, t.kvh, mem + P::V, from, end);
+    cp_commit();
     for (int j = from; j < end; j += KEYS) {
-        cp_wait<0>();
+        cp_wait<1>();
         wg_publish();
-        __syncthreads();        /* keys are there, nobody reads values any more */
-        bring_keys<HD, 1>(a, s, t.kvh, mem + P::V, j, end);
-        cp_commit();
+        __syncthreads();        /* keys are there */
         wg_fence();
         wg_scores<HD, KEYS, ROWS>(sc, mem, mem + P::K);
         wg_commit();
@@ -98,6 +99,10 @@ static __global__ void __launch_bounds__(128, 2) paged_k(const __grid_constant__
         wg_commit();
         wg_wait<0>();
         wg_hold<HD / 2>(o);
+        __syncthreads();        /* nobody reads values any more */
+        if (j + KEYS < end)
+            bring_keys<HD, 1>(a, s, t.kvh, mem + P::V, j + KEYS, end);
+        cp_commit();
     }
 #pragma unroll
     for (int h = 0; h < 2; h++) {
