@@ -95,32 +95,43 @@ AMX void tw_amx_pairs32(uint32_t *dst, const float *src, int64_t ld, int R, int6
     restore(was);
 }
 
+#define LOAD(tile, at)                                                                             \
+    do {                                                                                           \
+        _tile_loadd(tile, at, 64);                                                                 \
+        TW_TILE_ROOM;                                                                              \
+    } while (0)
+#define PRODUCT(c, x, y)                                                                           \
+    do {                                                                                           \
+        _tile_dpbf16ps(c, x, y);                                                                   \
+        TW_TILE_ROOM;                                                                              \
+    } while (0)
+
 /* The products of two tiles of A (or one) and two of B (or one), which lie in turn in registers. A load
  * comes as soon as the product before the last one of its register is under way. */
 #define MID_A(at)                                                                                  \
     do {                                                                                           \
-        _tile_loadd(4, a + (at), 64);                                                              \
-        _tile_dpbf16ps(0, 4, 6);                                                                   \
+        LOAD(4, a + (at));                                                                         \
+        PRODUCT(0, 4, 6);                                                                          \
         if (two_panels)                                                                            \
-            _tile_dpbf16ps(1, 4, 7);                                                               \
+            PRODUCT(1, 4, 7);                                                                      \
         if (two_rows) {                                                                            \
-            _tile_loadd(5, a + (at) + PART_WORDS, 64);                                             \
-            _tile_dpbf16ps(2, 5, 6);                                                               \
+            LOAD(5, a + (at) + PART_WORDS);                                                        \
+            PRODUCT(2, 5, 6);                                                                      \
             if (two_panels)                                                                        \
-                _tile_dpbf16ps(3, 5, 7);                                                           \
+                PRODUCT(3, 5, 7);                                                                  \
         }                                                                                          \
     } while (0)
 #define MID_B(at)                                                                                  \
     do {                                                                                           \
-        _tile_loadd(6, b + (at), 64);                                                              \
-        _tile_dpbf16ps(0, 4, 6);                                                                   \
+        LOAD(6, b + (at));                                                                         \
+        PRODUCT(0, 4, 6);                                                                          \
         if (two_rows)                                                                              \
-            _tile_dpbf16ps(2, 5, 6);                                                               \
+            PRODUCT(2, 5, 6);                                                                      \
         if (two_panels) {                                                                          \
-            _tile_loadd(7, b + bp + (at), 64);                                                     \
-            _tile_dpbf16ps(1, 4, 7);                                                               \
+            LOAD(7, b + bp + (at));                                                                \
+            PRODUCT(1, 4, 7);                                                                      \
             if (two_rows)                                                                          \
-                _tile_dpbf16ps(3, 5, 7);                                                           \
+                PRODUCT(3, 5, 7);                                                                  \
         }                                                                                          \
     } while (0)
 
@@ -166,9 +177,9 @@ AMX static inline __attribute__((always_inline)) void add(const uint32_t *a, con
     struct tw_split x = *split;
 
     for (int64_t i = 0; i < s; i += TW_STEP32, a += R * TW_STEP32, b += 3 * PART_WORDS) {
-        _tile_loadd(6, b, 64);
+        LOAD(6, b);
         if (two_panels)
-            _tile_loadd(7, b + bp, 64);
+            LOAD(7, b + bp);
         MID_A(lo);
         rows_ahead(a + R * TW_STEP32);
         split_more(&x, per);
