@@ -160,11 +160,11 @@ AMX static inline __attribute__((always_inline)) void split_more(struct tw_split
 }
 
 /* A tile of A's next step, which lies in L2. */
-static inline __attribute__((always_inline)) void rows_ahead(const uint32_t *a)
+static inline __attribute__((always_inline)) void rows_ahead(const char *next, const int part)
 {
 #pragma GCC unroll 16
     for (int i = 0; i < 16; i++)
-        __builtin_prefetch(a + i * 16);
+        __builtin_prefetch(next + part * 1024 + i * 64);
 }
 
 /* S words of a sum onto tiles 0..3, and PER pairs of rows split after each product of parts: one shape
@@ -175,31 +175,34 @@ AMX static inline __attribute__((always_inline)) void add(const uint32_t *a, con
 {
     const int64_t mid = R * 16, lo = 2 * mid;
     struct tw_split x = *split;
+    const char *next;
 
     for (int64_t i = 0; i < s; i += TW_STEP32, a += R * TW_STEP32, b += 3 * PART_WORDS) {
+        next = (const char *)(a + R * TW_STEP32);
+        __asm__ volatile("" : "+r"(next));     /* one register for all addresses */
         LOAD(6, b);
         if (two_panels)
             LOAD(7, b + bp);
         MID_A(lo);
-        rows_ahead(a + R * TW_STEP32);
+        rows_ahead(next, 0);
         split_more(&x, per);
         MID_A(mid);
-        rows_ahead(a + R * TW_STEP32 + PART_WORDS);
+        rows_ahead(next, 1);
         split_more(&x, per);
         MID_B(PART_WORDS);
-        rows_ahead(a + R * TW_STEP32 + 2 * PART_WORDS);
+        rows_ahead(next, 2);
         split_more(&x, per);
         MID_A(0);
         if (two_rows)
-            rows_ahead(a + R * TW_STEP32 + 3 * PART_WORDS);
+            rows_ahead(next, 3);
         split_more(&x, per);
         MID_B(2 * PART_WORDS);
         if (two_rows)
-            rows_ahead(a + R * TW_STEP32 + 4 * PART_WORDS);
+            rows_ahead(next, 4);
         split_more(&x, per);
         MID_B(0);
         if (two_rows)
-            rows_ahead(a + R * TW_STEP32 + 5 * PART_WORDS);
+            rows_ahead(next, 5);
         split_more(&x, per);
     }
     *split = x;
@@ -211,7 +214,9 @@ AMX static void add_any(const uint32_t *a, const uint32_t *b, int64_t bp, int64_
     unsigned was = flush();
 
     __asm__ volatile("" : : : "memory");        /* tile loads name no memory as their input */
-    if (R > 16 && P > 1)
+    if (R == 32 && P > 1)
+        add(a, b, bp, s, 32, x, per, true, true);
+    else if (R > 16 && P > 1)
         add(a, b, bp, s, R, x, per, true, true);
     else if (R > 16)
         add(a, b, bp, s, R, x, per, true, false);
