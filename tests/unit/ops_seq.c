@@ -26,6 +26,7 @@ static const struct shape shapes[] = {
     { 6, 2, 33, 40, 2, { 90, 41 } },
     { 2, 2, 128, 0, 1, { 37 } },
     { 14, 2, 24, 1, 1, { 35 } },
+    { 6, 2, 96, 60, 2, { 95, 34 } },
 };
 #define NSHAPE ((int)(sizeof shapes / sizeof *shapes))
 

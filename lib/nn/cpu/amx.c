@@ -130,9 +130,8 @@ void tw_amx_config_few(int rows)
     config((uint64_t)rows * 0x01010101010101 | (uint64_t)16 << 56);
 }
 
-/* N steps of one shape, so that the loop has no branches; step I finds its first panel of B at HERE, and the
- * second BP words behind. */
-#define TILES(two_rows, two_panels, n, here)                                                       \
+/* Steps of one shape, so that the loop has no branches. */
+#define TILES(two_rows, two_panels)                                                                \
     do {                                                                                           \
         if (first) {                                                                               \
             _tile_zero(0);                                                                         \
@@ -151,18 +150,16 @@ void tw_amx_config_few(int rows)
             if (two_rows && two_panels)                                                            \
                 _tile_loadd(3, c1 + 16, cs);                                                       \
         }                                                                                          \
-        for (int64_t i = 0; i < (n); i++, a += R * 16) {                                           \
-            const uint32_t *x = (here);                                                            \
-                                                                                                   \
+        for (int64_t i = 0; i < s; i += 16, a += R * 16, b += 256) {                               \
             _tile_loadd(4, a, 64);                                                                 \
-            _tile_loadd(6, x, 64);                                                                 \
+            _tile_loadd(6, b, 64);                                                                 \
             _tile_dpbf16ps(0, 4, 6);                                                               \
             if (two_rows) {                                                                        \
                 _tile_loadd(5, a + 256, 64);                                                       \
                 _tile_dpbf16ps(2, 5, 6);                                                           \
             }                                                                                      \
             if (two_panels) {                                                                      \
-                _tile_loadd(7, x + bp, 64);                                                        \
+                _tile_loadd(7, b + bp, 64);                                                        \
                 _tile_dpbf16ps(1, 4, 7);                                                           \
             }                                                                                      \
             if (two_rows && two_panels)                                                            \
@@ -176,100 +173,25 @@ void tw_amx_config_few(int rows)
         if (two_rows && two_panels)                                                                \
             _tile_stored(3, c1 + 16, cs);                                                          \
     } while (0)
-/* Of R rows and P panels. Tile loads name no memory as their input. */
-#define SHAPES(n, here)                                                                            \
-    do {                                                                                           \
-        int r0 = R < 16 ? R : 16, r1 = R - r0;                                                     \
-        int64_t cs = ldc * 4;                                                                      \
-        float *c1 = c + 16 * ldc;                                                                  \
-                                                                                                   \
-        tw_amx_config(r0, r1, P);                                                                  \
-        __asm__ volatile("" : : : "memory");                                                       \
-        if (r1 && P > 1)                                                                           \
-            TILES(1, 1, n, here);                                                                  \
-        else if (r1)                                                                               \
-            TILES(1, 0, n, here);                                                                  \
-        else if (P > 1)                                                                            \
-            TILES(0, 1, n, here);                                                                  \
-        else                                                                                       \
-            TILES(0, 0, n, here);                                                                  \
-    } while (0)
 
+/* Tile loads name no memory as their input. */
 AMX void tw_amx_mm16(float *c, int64_t ldc, const uint32_t *a, const uint32_t *b, int64_t bp,
         int64_t s, bool first, int R, int P)
 {
-    SHAPES(s / 16, b + i * 256);
-}
+    int r0 = R < 16 ? R : 16, r1 = R - r0;
+    int64_t cs = ldc * 4;
+    float *c1 = c + 16 * ldc;
 
-/* Sums over keys stay in tiles, wherever those keys lie. */
-AMX void tw_amx_mix16(float *c, int64_t ldc, const uint32_t *a, const uint32_t *const *v, int64_t bp,
-        int64_t n, int R, int P)
-{
-    const bool first = true;
-
-    SHAPES(n, v[i]);
-}
-
-/* Sixteen keys against rows whose STEPS tiles are there from tile A on, into tile T and then to C. */
-#define SCORES(t, a0, a1, a2, a3, steps)                                                           \
-    do {                                                                                           \
-        _tile_zero(t);                                                                             \
-        _tile_loadd(6, k, 64);                                                                     \
-        _tile_dpbf16ps(t, a0, 6);                                                                  \
-        if ((steps) > 1) {                                                                         \
-            _tile_loadd(7, k + 256, 64);                                                           \
-            _tile_dpbf16ps(t, a1, 7);                                                              \
-        }                                                                                          \
-        if ((steps) > 2) {                                                                         \
-            _tile_loadd(6, k + 512, 64);                                                           \
-            _tile_dpbf16ps(t, a2, 6);                                                              \
-        }                                                                                          \
-        if ((steps) > 3) {                                                                         \
-            _tile_loadd(7, k + 768, 64);                                                           \
-            _tile_dpbf16ps(t, a3, 7);                                                              \
-        }                                                                                          \
-        k += (steps) * 256;                                                                        \
-    } while (0)
-
-/* Keys are read once for sixteen rows, which stay in tiles. */
-AMX void tw_amx_scores16(float *s, int64_t lds, const uint32_t *q, const uint32_t *const *keys, int64_t n,
-        int R, int64_t steps)
-{
-    int64_t ss = lds * 4;
-
-    config((uint64_t)R * 0x010101010101 | (uint64_t)0x1010 << 48);
+    tw_amx_config(r0, r1, P);
     __asm__ volatile("" : : : "memory");
-    if (steps <= 2) {
-        _tile_loadd(4, q, 64);
-        if (steps > 1)
-            _tile_loadd(5, q + R * 16, 64);
-    } else {
-        _tile_loadd(2, q, 64);
-        _tile_loadd(3, q + R * 16, 64);
-        _tile_loadd(4, q + R * 32, 64);
-        if (steps > 3)
-            _tile_loadd(5, q + R * 48, 64);
-    }
-    for (int64_t i = 0; i < n; i++, s += 32) {
-        const uint32_t *k = keys[i];
-
-        if (steps == 2) {
-            SCORES(0, 4, 5, 4, 5, 2);
-            SCORES(1, 4, 5, 4, 5, 2);
-        } else if (steps == 1) {
-            SCORES(0, 4, 5, 4, 5, 1);
-            SCORES(1, 4, 5, 4, 5, 1);
-        } else if (steps == 4) {
-            SCORES(0, 2, 3, 4, 5, 4);
-            SCORES(1, 2, 3, 4, 5, 4);
-        } else {
-            SCORES(0, 2, 3, 4, 5, 3);
-            SCORES(1, 2, 3, 4, 5, 3);
-        }
-        _tile_stored(0, s, ss);
-        _tile_stored(1, s + 16, ss);
-    }
-    __asm__ volatile("" : : : "memory");
+    if (r1 && P > 1)
+        TILES(1, 1);
+    else if (r1)
+        TILES(1, 0);
+    else if (P > 1)
+        TILES(0, 1);
+    else
+        TILES(0, 0);
 }
 
 /* What is in the tiles' place, into C. */

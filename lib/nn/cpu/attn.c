@@ -13,7 +13,6 @@
 
 #define ITEM_ROWS 64
 #define MOST_ROWS 32            /* of a product's block */
-#define HALF 16                 /* rows whose scores are in L1 at a time */
 
 /* The scores of R rows: s[r * lds + j - kb] for keys [kb, end), whole panels. */
 static void scores(const struct tw_att *t, int64_t sq, int64_t kvh, float *s, const float *qp, int R,
@@ -76,124 +75,30 @@ static void mix16(const struct tw_att *t, int64_t sq, int64_t kvh, float *o, con
     }
 }
 
-/* The same on tiles: PP is packed, V says where the values of each 32 keys begin, and is used up. */
-static void mix_tiles(const struct tw_att *t, int64_t sq, float *o, const uint32_t *pp, const uint32_t **v,
-        int R, int64_t n)
-{
-    int64_t bk = t->seq[sq].bk, np;
-
-    for (int64_t p = 0; p < t->dvp / 16; p += np) {
-        np = tw_panels(t->pr, t->dvp / 16 - p);
-        t->d->k->mix16(o + p * 16, t->dvp, pp, v, bk / 2 * 16, n, R, (int)np);
-        for (int64_t i = 0; i < n; i++)
-            v[i] += np * bk / 2 * 16;
-    }
-}
-
 /* A block of rows of one (sequence, kv head), and a thread's scratch for them. */
 struct rows {
     int64_t sq, kvh, r0;
     int R;
     float *qp, *o, *s;
     uint32_t *pp;
-    const uint32_t **k, **v;    /* on tiles: where each 32 keys begin, and their values */
 };
 
-static void find_keys(const struct tw_att *t, const struct rows *w, int64_t lo, int64_t hi)
-{
-    int64_t bk = t->seq[w->sq].bk;
-
-    for (int64_t j = lo, i = 0; j < hi; j += 32, i++) {
-        const uint32_t *b = (const uint32_t *)tw_att_block(t, w->sq, w->kvh, j);
-
-        w->k[i] = b + j % bk * t->dkw;
-        w->v[i] = b + bk * t->dkw + j % bk / 2 * 16;
-    }
-}
-
-/* A row's query, counted from the first of the call, and its head. */
-struct place {
-    int64_t q, h, last;         /* last: of the group */
-};
-
-static struct place place_of(const struct tw_att *t, const struct rows *w, int r)
-{
-    int64_t h = w->kvh * t->group;
-
-    return (struct place){ t->a->seq[w->sq].q0 + (w->r0 + r) / t->group, h + (w->r0 + r) % t->group,
-        h + t->group - 1 };
-}
-
-static void place_next(const struct tw_att *t, struct place *p)
-{
-    p->h++;
-    if (p->h > p->last) {
-        p->h -= t->group;
-        p->q++;
-    }
-}
-
-static void pack_queries(const struct tw_att *t, const struct rows *w, bool tiles)
+static void pack_queries(const struct tw_att *t, const struct rows *w)
 {
     int64_t dk = t->a->dk;
-    bool lines = tiles && dk % 32 == 0;
-    struct place p = place_of(t, w, 0);
+    struct tw_att_place p = tw_att_place(t, w->sq, w->kvh, w->r0);
 
-    for (int r = 0; r < w->R; r++, place_next(t, &p)) {
+    for (int r = 0; r < w->R; r++, tw_att_next(t, &p)) {
         const float *x = tw_row(t->q, p.q) + p.h * dk;
-        int from = r / HALF * HALF;
 
-        if (lines)
-            t->d->k->lines((uint32_t *)w->qp + from * t->dkw + (r - from) * 16,
-                    tw_min(HALF, w->R - from) * 16, x, dk, 1);
-        else if (t->low)
+        if (t->low)
             memcpy(w->s + r * dk, x, (size_t)dk * 4);
         else
             for (int64_t d = 0; d < dk; d++)
                 w->qp[d * w->R + r] = x[d];
     }
-    for (int r = 0; t->low && !lines && r < w->R; r += HALF)
-        t->d->k->pack16((uint32_t *)w->qp + r * t->dkw, w->s + r * dk, dk, (int)tw_min(HALF, w->R - r),
-                t->dkw, dk);
-}
-
-/* The weights of rows [r, r + n) for keys [kb, end), with the largest score of each and their sums; on
- * TILES rounded and packed, else where the scores were. */
-static void weights(const struct tw_att *t, const struct rows *w, int r, int n, int64_t kb, int64_t end,
-        bool tiles, float *max, float *sum)
-{
-    float *s = w->s + (tiles ? 0 : r * t->lds);
-    struct place p = place_of(t, w, r);
-
-    if (tiles && t->dkw <= 16 * TW_SCORE_STEPS)
-        t->d->k->scores16(s, t->lds, (const uint32_t *)w->qp + r * t->dkw, w->k, (end - kb) / 32, n,
-                t->dkw / 16);
-    else
-        scores(t, w->sq, w->kvh, s, w->qp + r * (t->low ? t->dkw : t->a->dk), n, kb, end);
-    for (; n-- > 0; r++, s += t->lds, place_next(t, &p)) {
-        int64_t pos = t->a->seq[w->sq].past + p.q - t->a->seq[w->sq].q0;
-        int64_t from = t->a->window ? tw_max(0, pos + 1 - t->a->window) : 0;
-
-        if (tiles)
-            sum[r] = t->d->k->soft16(w->pp + r * 16, w->R * 16, s, from - kb, pos + 1 - kb, end - kb,
-                    t->a->scale, &max[r]);
-        else
-            sum[r] = t->d->k->soft(s, from - kb, pos + 1 - kb, end - kb, t->a->scale, &max[r]);
-    }
-}
-
-/* A head's output, X times SCALE. */
-static void put_output(const struct tw_att *t, int64_t row, int64_t col, const float *x, float scale)
-{
-    int64_t step;
-    uint32_t *line;
-
-    if (t->o->packed) {
-        line = tw_line(t->o, row, col, &step);
-        t->d->k->lines(line, step, x, t->a->dv, scale);
-    } else {
-        t->d->k->epi(tw_row(t->o, row) + col, x, t->a->dv, scale, NULL, NULL);
-    }
+    if (t->low)
+        t->d->k->pack16((uint32_t *)w->qp, w->s, dk, w->R, t->dkw, dk);
 }
 
 static void attn_rows(const struct tw_att *t, const struct rows *w)
@@ -202,27 +107,23 @@ static void attn_rows(const struct tw_att *t, const struct rows *w)
     const struct tw_attn_seq *q = &a->seq[w->sq];
     int64_t first = q->past + w->r0 / t->group, last = q->past + (w->r0 + w->R - 1) / t->group;
     int64_t lo = a->window ? tw_max(0, first + 1 - a->window) : 0, kb = lo / t->align * t->align;
-    int64_t end = tw_up(last + 1, t->align), dv = a->dv;
+    int64_t end = tw_up(last + 1, t->align);
     float max[MOST_ROWS], sum[MOST_ROWS];
-    struct place p = place_of(t, w, 0);
-    bool tiles = t->low && t->d->k->mix16 && a->scale > 0;
+    struct tw_att_place p = tw_att_place(t, w->sq, w->kvh, w->r0), o = p;
 
-    pack_queries(t, w, tiles);
-    if (tiles)
-        find_keys(t, w, kb, end);
-    for (int r = 0; r < w->R; r += HALF)
-        weights(t, w, r, (int)tw_min(HALF, w->R - r), kb, end, tiles, max, sum);
-    if (tiles)
-        mix_tiles(t, w->sq, w->o, w->pp, w->v, w->R, (end - kb) / 32);
-    else if (t->low)
+    pack_queries(t, w);
+    scores(t, w->sq, w->kvh, w->s, w->qp, w->R, kb, end);
+    for (int r = 0; r < w->R; r++, tw_att_next(t, &p)) {
+        int64_t pos = q->past + p.q - q->q0, from = a->window ? tw_max(0, pos + 1 - a->window) : 0;
+
+        sum[r] = t->d->k->soft(w->s + r * t->lds, from - kb, pos + 1 - kb, end - kb, a->scale, &max[r]);
+    }
+    if (t->low)
         mix16(t, w->sq, w->kvh, w->o, w->s, w->pp, w->R, kb, end);
     else
         mix(t, w->sq, w->kvh, w->o, w->s, w->R, kb, lo, last + 1);
-    for (int r = 0; r < w->R; r++, place_next(t, &p)) {
-        put_output(t, p.q, p.h * dv, w->o + r * t->dvp, 1 / sum[r]);
-        if (t->lse)
-            t->lse[p.q * a->nh + p.h] = tw_cpu_lse(max[r], sum[r]);
-    }
+    for (int r = 0; r < w->R; r++, tw_att_next(t, &o))
+        tw_att_out(t, &o, w->o + r * t->dvp, max[r], sum[r]);
 }
 
 /* Which of the PER groups of rows of a kv head item I of a sequence is. A thread's first items are of its
@@ -251,8 +152,6 @@ static void attn_item(void *arg, int64_t i, int thread)
     w.o = w.qp + MOST_ROWS * tw_max(t->dkw, t->a->dk);
     w.s = w.o + MOST_ROWS * t->dvp;
     w.pp = (uint32_t *)(w.s + MOST_ROWS * tw_max(t->lds, t->a->dk));
-    w.k = (const uint32_t **)(w.pp + MOST_ROWS * tw_max(t->lds, t->a->dk));
-    w.v = w.k + t->lds / 32 + 1;
     while (hi - lo > 1) {       /* the sequence whose items hold i */
         int64_t mid = (lo + hi) / 2;
 
@@ -266,6 +165,10 @@ static void attn_item(void *arg, int64_t i, int thread)
     w.sq = lo;
     w.r0 = item_at(t, (rows + ITEM_ROWS - 1) / ITEM_ROWS, i, &w.kvh) * ITEM_ROWS;
     r1 = tw_min(rows, w.r0 + ITEM_ROWS);
+    if (t->tiles) {
+        tw_att_tiles(t, lo, w.kvh, w.r0, r1, w.qp);
+        return;
+    }
     for (; w.r0 < r1; w.r0 += t->mr) {
         w.R = (int)tw_min(t->mr, r1 - w.r0);
         attn_rows(t, &w);
@@ -290,6 +193,9 @@ static int64_t attn_plan(struct tw_att *t)
     t->group = a->nh / a->nkv;
     t->dvp = tw_up(a->dv, 16);
     t->dkw = t->low ? tw_up(a->dk, 32) / 2 : a->dk;
+    t->tiles = t->low && t->d->k->att16 && a->scale > 0;
+    for (int64_t s = 0; s < a->nseq; s++)
+        longest = tw_max(longest, a->seq[s].past + a->seq[s].nq);
     for (int64_t s = 0; s < a->nseq; s++) {
         const struct tw_attn_seq *q = &a->seq[s];
 
@@ -299,13 +205,12 @@ static int64_t attn_plan(struct tw_att *t)
         if (!q->block)
             words += (size_t)(a->nkv * tw_att_words(t->low, seq[s].bk, a->dk, a->dv));
         items += a->nkv * ((q->nq * t->group + ITEM_ROWS - 1) / ITEM_ROWS);
-        longest = tw_max(longest, q->past + q->nq);
     }
     t->kv = tw_cpu_scratch(t->d, TW_SLOT_KV, words * 4);
     /* An odd number of cache lines a row: rows do not fall on the same sets. */
     t->lds = tw_up(longest, 32) + 16;
-    t->own = MOST_ROWS * (tw_max(t->dkw, a->dk) + t->dvp + 2 * tw_max(t->lds, a->dk)) +
-            tw_up(4 * (t->lds / 32 + 1), 16);
+    t->own = t->tiles ? tw_att_tiles_words(t, longest) :
+            MOST_ROWS * (tw_max(t->dkw, a->dk) + t->dvp + 2 * tw_max(t->lds, a->dk));
     if (!t->kv || !tw_cpu_scratch(t->d, TW_SLOT_OWN, (size_t)(t->own * t->d->threads) * 4))
         return -1;
     return items;

@@ -38,6 +38,7 @@ struct tw_att {
     float *kv;                  /* blocks of the packed sequences */
     const struct tw_att_seq *seq;
     bool low;                   /* bf16 products */
+    bool tiles;                 /* whole heads on the tile unit (attn_tiles.c) */
     int mr, pr;                 /* of their block */
     int64_t align;              /* keys that are taken together: a panel, in bf16 also a tile */
     int64_t group, dvp;         /* query heads of a kv head; dv in whole panels */
@@ -55,6 +56,60 @@ struct tw_att_seq {
 int64_t tw_att_words(bool low, int64_t bk, int64_t dk, int64_t dv);
 /* The block of sequence S that key POS is in, and there the kv head. */
 float *tw_att_block(const struct tw_att *t, int64_t s, int64_t kvh, int64_t pos);
+/* A row's query, counted from the first of the call, and its head. */
+struct tw_att_place {
+    int64_t q, h, last;         /* last: of the group */
+};
+
+static inline struct tw_att_place tw_att_place(const struct tw_att *t, int64_t s, int64_t kvh, int64_t r)
+{
+    int64_t h = kvh * t->group;
+
+    return (struct tw_att_place){ t->a->seq[s].q0 + r / t->group, h + r % t->group, h + t->group - 1 };
+}
+
+static inline void tw_att_next(const struct tw_att *t, struct tw_att_place *p)
+{
+    p->h++;
+    if (p->h > p->last) {
+        p->h -= t->group;
+        p->q++;
+    }
+}
+
+/* What is to become of a row whose weights are not divided by their SUM yet; packed, it is there already. */
+static inline void tw_att_out(const struct tw_att *t, const struct tw_att_place *p, const float *x, float max,
+        float sum)
+{
+    if (!t->o->packed)
+        t->d->k->epi(tw_row(t->o, p->q) + p->h * t->a->dv, x, t->a->dv, 1 / sum, NULL, NULL);
+    if (t->lse)
+        t->lse[p->q * t->a->nh + p->h] = tw_cpu_lse(max, sum);
+}
+
+/* Up to 32 rows of attention, all of one kv head, on the tile unit: queries times keys are scores, e^(score *
+ * scale - the row's largest), rounded, are weights, and those times values are outputs. */
+struct tw_att16 {
+    int R;
+    int64_t n, steps, panels;   /* of 32 keys; of 32 components; of 16 numbers of a value */
+    const float *x[32];         /* the queries, where they are whole groups of 32; NULL: they are in Q */
+    uint32_t *q;                /* [steps][32][16] */
+    const uint32_t *const *k, *const *v;        /* [n] where each 32 keys begin, and their values */
+    int64_t vp;                 /* words from a panel of values to the next */
+    int lo[32], hi[32];         /* a row sees keys [lo, hi) */
+    float scale;                /* > 0 */
+    float *s;                   /* room for n times TW_ATT_STEP words: scores, then weights */
+    float max[32], sum[32];     /* the largest score times scale; of weights before they are rounded */
+    float *o;                   /* [R][panels * 16] outputs, not divided by those sums yet */
+    uint32_t *y[32];            /* where they go divided and rounded, each 32 numbers YSTEP words further;
+                                 * NULL: nowhere */
+    int64_t ystep;
+};
+#define TW_ATT_STEP (4 * 256 + 16)      /* an odd number of lines */
+
+/* Rows [r0, r1) of a sequence and kv head on the tile unit, and the words of memory that takes. */
+void tw_att_tiles(const struct tw_att *t, int64_t s, int64_t kvh, int64_t r0, int64_t r1, float *room);
+int64_t tw_att_tiles_words(const struct tw_att *t, int64_t longest);
 /* All keys and values of the call, into their blocks. */
 void tw_att_put(struct tw_att *t);
 

@@ -125,6 +125,7 @@ struct tw_few {
 
 /* Leaf functions over raw pointers, one table per instruction set (isa_*.c), all compiled from
  * kern.h, so that every table gives the same bits. A panel is 16 columns of a matrix, [s][16]. */
+struct tw_att16;                /* attn_priv.h */
 struct tw_kern {
     const char *name;
     int mr, pr;                 /* rows and panels of the f32 product's block */
@@ -225,18 +226,7 @@ struct tw_kern {
     /* Scores s[0, end) of one query that sees [lo, hi): s = e^(s * scale - max), 0 where unseen;
      * end is a multiple of 16. Returns the sum, *max the largest. */
     float (*soft)(float *s, int64_t lo, int64_t hi, int64_t end, float scale, float *max);
-    /* The same of scores that stay, SCALE being positive: rounded, as rows of pack16's words for tiles,
-     * those of 32 scores LD words apart; end is a multiple of 32. mix16, of the tile unit: c[r * ldc + p *
-     * 16 ..] is the sum over N steps of those of R rows times the values at v[step] + p * bp, pairs of
-     * keys. NULL, both: there are none. */
-    float (*soft16)(uint32_t *dst, int64_t ld, const float *s, int64_t lo, int64_t hi, int64_t end,
-            float scale, float *max);
-    void (*mix16)(float *c, int64_t ldc, const uint32_t *a, const uint32_t *const *v, int64_t bp,
-            int64_t n, int R, int P);
-    /* Of the tile unit alone, mm16's bits: scores of up to 16 rows, packed, of STEPS <= TW_SCORE_STEPS
-     * times 32 components, for N times 32 keys, two panels each, one behind the other. */
-    void (*scores16)(float *s, int64_t lds, const uint32_t *q, const uint32_t *const *keys, int64_t n, int R,
-            int64_t steps);
+    void (*att16)(struct tw_att16 *w);  /* of the tile unit; NULL: there is none */
     /* s = p = e^(s * scale - lse) in [lo, hi) else 0; dp = p * (dp - delta) * scale. */
     void (*dsoft)(float *s, float *dp, int64_t lo, int64_t hi, int64_t end, float scale, float lse,
             float delta);
@@ -267,14 +257,10 @@ void tw_amx_mm16(float *c, int64_t ldc, const uint32_t *a, const uint32_t *b, in
         int64_t s, bool first, int R, int P);
 void tw_amx_whole16(const struct tw_whole *w, int P);
 void tw_amx_gated16(const struct tw_whole *w);
-void tw_amx_mix16(float *c, int64_t ldc, const uint32_t *a, const uint32_t *const *v, int64_t bp,
-        int64_t n, int R, int P);
-void tw_amx_scores16(float *s, int64_t lds, const uint32_t *q, const uint32_t *const *keys, int64_t n, int R,
-        int64_t steps);
+void tw_amx_att16(struct tw_att16 *w);
 void tw_amx_f32(struct tw_kern *k);     /* what is of f32 products */
 #endif
 
-#define TW_SCORE_STEPS 4
 #define TW_STEP32 48            /* words of 32 numbers that are split */
 
 /* Scratch buffers of the device by use; an op uses each for one thing at a time. */

@@ -143,8 +143,7 @@ static const struct tw_kern *choose(struct tw_cpu *d, const char *isa)
         d->amx.mm16 = tw_amx_mm16;
         d->amx.whole16 = tw_amx_whole16;
         d->amx.gated16 = tw_amx_gated16;
-        d->amx.mix16 = tw_amx_mix16;
-        d->amx.scores16 = tw_amx_scores16;
+        d->amx.att16 = tw_amx_att16;
         d->amx.pack16 = tw_amx_pack16;
         d->amx.pairs_a = tw_amx_pairs;
         d->amx.packw = tw_amx_packw;

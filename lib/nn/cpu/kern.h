@@ -226,6 +226,6 @@ const struct tw_kern TW_KERN = {
     .dot = dot, .rms = rms, .rms_dx = rms_dx, .rms_dw = rms_dw, .rope = rope, .glu = glu,
     .glu_bwd = glu_bwd, .add = add, .axpy = axpy, .adamw = adamw, .sgd = sgd,
     .adamw_small = adamw_small,
-    .stats = stats, .dsoftmax = dsoftmax, .soft = soft, .soft16 = SOFT16, .dsoft = dsoft,
+    .stats = stats, .dsoftmax = dsoftmax, .soft = soft, .dsoft = dsoft,
     .conv = conv, .conv_back = conv_back, .decay = decay, .scan = scan, .scan_p = SCAN_P,
 };

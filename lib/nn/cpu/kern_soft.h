@@ -69,66 +69,6 @@ static float soft(float *s, int64_t lo, int64_t hi, int64_t end, float scale, fl
     return v_sum(sum);
 }
 
-#if defined(TW_VEC_DPBF16)
-/* 2^y, y <= 0, to within 3e-6 of it and 1 for 0, which is more than what is rounded to bf16 keeps; 2^-125
- * for whatever is below. A polynomial of what y is above an integer. */
-VFN vf v_exp2_low(vf y)
-{
-    vf r, p;
-
-    y = v_max(v_set(-125.0f), y);
-    r = _mm512_reduce_ps(y, 1);         /* y - floor(y) */
-    p = v_fma(r, v_set(0x1.b7f73p-7f), v_set(0x1.abf868p-5f));
-    p = v_fma(p, r, v_set(0x1.ee2450p-3f));
-    p = v_fma(p, r, v_set(0x1.62d6c6p-1f));
-    p = v_fma(p, r, v_set(1.0f));
-    return _mm512_scalef_ps(p, y);      /* times 2^floor(y) */
-}
-
-/* The weights of keys [i, i + 32), whose scores begin at S, rounded. SC and M take scores to powers of 2. */
-VFN __m512i soft_two(vf *sum, const float *s, int64_t i, int64_t lo, int64_t hi, vf sc, vf m)
-{
-    vf p = v_exp2_low(_mm512_fmsub_ps(v_load(s), sc, m));
-    vf q = v_exp2_low(_mm512_fmsub_ps(v_load(s + 16), sc, m));
-
-    if (i < lo || i + 32 > hi) {
-        p = v_sel(v_between(lo - i, hi - i), p, v_set(0));
-        q = v_sel(v_between(lo - i - 16, hi - i - 16), q, v_set(0));
-    }
-    *sum = v_add(v_add(*sum, p), q);
-    return (__m512i)_mm512_cvtne2ps_pbh(q, p);
-}
-
-static float soft16(uint32_t *dst, int64_t ld, const float *s, int64_t lo, int64_t hi, int64_t end,
-        float scale, float *max)
-{
-    vf none = v_set(-INFINITY), most[4] = { none, none, none, none }, sum = v_set(0), m, sc;
-    int64_t i = lo / 16 * 16;
-
-    if (i < lo || i + 16 > hi) {
-        most[0] = v_sel(v_between(lo - i, hi - i), v_load(s + i), none);
-        i += 16;
-    }
-    for (; i + 64 <= hi; i += 64)
-        for (int k = 0; k < 4; k++)
-            most[k] = v_max(v_load(s + i + k * 16), most[k]);
-    for (; i + 16 <= hi; i += 16)
-        most[1] = v_max(v_load(s + i), most[1]);
-    if (i < hi)
-        most[2] = v_max(v_sel(v_between(0, hi - i), v_load(s + i), none), most[2]);
-    *max = v_most(v_max(v_max(most[0], most[1]), v_max(most[2], most[3])));
-    sc = v_set(scale * 0x1.715476p+0f);
-    m = v_mul(v_set(*max), sc);
-    *max *= scale;
-    for (i = 0; i < end; i += 32, dst += ld)
-        _mm512_storeu_si512(dst, soft_two(&sum, s + i, i, lo, hi, sc, m));
-    return v_sum(sum);
-}
-#define SOFT16 soft16
-#else
-#define SOFT16 NULL
-#endif
-
 static void dsoft(float *s, float *dp, int64_t lo, int64_t hi, int64_t end, float scale, float lse,
         float delta)
 {
