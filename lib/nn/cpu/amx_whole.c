@@ -51,126 +51,192 @@ static void begin(const struct tw_whole *w, float *sum, int P)
  * it, and ask for lines that are wanted later. (Asked for all at once, those would keep the loads of
  * tiles out of the cache's few buffers.) */
 struct meanwhile {
-    struct tw_whole done;       /* of blocks 0: nothing is left of it */
     const float *sum;
-    int64_t r, rows;            /* the next of its rows; how many a step takes */
+    int left, rows;             /* of the block before; how many a step takes */
+    float *c;                   /* its next row */
+    const float *bias, *res;
+    uint16_t *y;
+    int64_t ldc, ldres, ldy;
+    float scale;
+    enum tw_act act;
     struct tw_next next;
-    int64_t left;               /* steps that ask */
-    const struct tw_whole *now; /* its lines are asked for, too, from row AHEAD on */
-    int64_t ahead;
+    int64_t asks;               /* steps that ask */
+    int ahead;                  /* rows of this block whose lines are still to be asked for, too */
+    const float *to, *from;     /* in C or Y, and in RES where that is not the same */
+    int64_t ldto;
 };
 
-VFN void rows_out(const struct tw_whole *w, const float *sum, int64_t r, int64_t to)
+VFN void row_out(struct meanwhile *m, const bool unit, const enum tw_act act)
 {
-    for (; r < to; r++)
-        for (int p = 0; p < 2; p++) {
-            vf x = v_load(sum + r * 32 + p * 16);
+    vf a = v_load(m->sum), b = v_load(m->sum + 16);
 
-            if (w->scale != 1)
-                x = v_mul(x, v_set(w->scale));
-            if (w->bias)
-                x = v_add(x, v_load(w->bias + p * 16));
-            if (w->res)
-                x = v_add(x, v_load(w->res + r * w->ldres + p * 16));
-            v_store(w->c + r * w->ldc + p * 16, x);
-        }
-}
+    m->sum += 32;
+    m->left--;
+    if (unit) {
+        vf x, dx;
 
-VFN void units_out(const struct tw_whole *w, const float *sum, int64_t r, int64_t to, enum tw_act act)
-{
-    for (; r < to; r++) {
-        vf a, da;
-
-        v_act(v_load(sum + r * 32), act, &a, &da);
-        _mm256_storeu_si256((__m256i *)(w->y + r * w->ldy),
-                (__m256i)_mm512_cvtneps_pbh(v_mul(a, v_load(sum + r * 32 + 16))));
+        v_act(a, act, &x, &dx);
+        _mm256_storeu_si256((__m256i *)m->y, (__m256i)_mm512_cvtneps_pbh(v_mul(x, b)));
+        m->y += m->ldy;
+        return;
     }
+    if (m->scale != 1) {
+        a = v_mul(a, v_set(m->scale));
+        b = v_mul(b, v_set(m->scale));
+    }
+    if (m->bias) {
+        a = v_add(a, v_load(m->bias));
+        b = v_add(b, v_load(m->bias + 16));
+    }
+    if (m->res) {
+        a = v_add(a, v_load(m->res));
+        b = v_add(b, v_load(m->res + 16));
+        m->res += m->ldres;
+    }
+    v_store(m->c, a);
+    v_store(m->c + 16, b);
+    m->c += m->ldc;
 }
 
-/* Rows [r, to) of the block before. UNIT: they are of a gated unit. */
-VFN void some_out(struct meanwhile *m, int64_t to, const bool unit)
+VFN void rows_out(struct meanwhile *m, int n, const bool unit)
 {
-    if (!unit)
-        rows_out(&m->done, m->sum, m->r, to);
-    else if (m->done.act == TW_SILU)
-        units_out(&m->done, m->sum, m->r, to, TW_SILU);
-    else
-        units_out(&m->done, m->sum, m->r, to, m->done.act);
-    m->r = to;
+    for (; n > 0 && m->left; n--)
+        if (!unit || m->act == TW_SILU)
+            row_out(m, unit, TW_SILU);
+        else
+            row_out(m, unit, m->act);
 }
 
 VFN void meanwhile(struct meanwhile *m, const bool unit)
 {
-    const struct tw_whole *w = m->now;
-    int64_t to = tw_min(32, m->ahead + m->rows);
-
-    some_out(m, tw_min(32, m->r + m->rows), unit);
-    if (m->left > 0) {
-        m->left--;
+    rows_out(m, m->rows, unit);
+    if (m->asks > 0) {
+        m->asks--;
         tw_ask(&m->next);
     }
-    for (; m->ahead < to; m->ahead++) {
-        if (unit) {
-            __builtin_prefetch(w->y + m->ahead * w->ldy, 1);
-            continue;
-        }
-        __builtin_prefetch(w->c + m->ahead * w->ldc, 1);
-        __builtin_prefetch(w->c + m->ahead * w->ldc + 16, 1);
-        if (w->res && w->res != w->c) {
-            __builtin_prefetch(w->res + m->ahead * w->ldres);
-            __builtin_prefetch(w->res + m->ahead * w->ldres + 16);
+    for (int n = m->rows; n > 0 && m->ahead; n--, m->ahead--) {
+        __builtin_prefetch(m->to, 1);
+        if (!unit)
+            __builtin_prefetch(m->to + 16, 1);
+        m->to += m->ldto;
+        if (m->from) {
+            __builtin_prefetch(m->from);
+            __builtin_prefetch(m->from + 16);
+            m->from += m->ldres;
         }
     }
 }
 
-/* How W's blocks of STEPS steps share what there is to do. */
+/* How W's blocks of STEPS steps share what there is to do; the first step of a block brings the sums of the
+ * one before. */
 static struct meanwhile meanwhile_of(const struct tw_whole *w, int64_t steps)
 {
-    struct meanwhile m = { .r = 32, .rows = (32 + steps - 1) / steps, .next = w->next, .ahead = 32 };
-    int64_t lines = w->next.n * w->blocks / 64, all = steps * w->blocks * tw_max(1, w->strips);
+    struct meanwhile m = { .rows = (int)(32 / tw_max(1, steps - 1)) + 1, .ldc = w->ldc, .ldres = w->ldres,
+        .ldy = w->ldy, .scale = w->scale, .act = w->act, .next = w->next };
+    int64_t lines = w->next.n * w->blocks / 64, all = tw_max(1, steps - 1) * w->blocks * tw_max(1, w->strips);
     int64_t per = (lines + all - 1) / all;
 
     if (lines > 0) {
         m.next.n = per * 64;
-        m.left = lines / per;
+        m.asks = lines / per;
     }
+    m.ldto = w->y ? w->ldy / 2 : w->ldc;
     return m;
 }
 
-/* The products of a part onto tiles 0..3, 32 rows. */
-#define PART(load_a, load_b, two_panels)                                                           \
-    for (int64_t i = 0; i < s; i += 16, a += 512) {                                                \
+static void ahead_of(struct meanwhile *m, const struct tw_whole *w)
+{
+    m->ahead = w->ahead && w->n == 32 ? 32 : 0;
+    m->to = w->y ? (const float *)(const void *)w->y : w->c;
+    m->from = w->res && w->res != w->c ? w->res : NULL;
+}
+
+/* W was summed. */
+static void done_with(struct meanwhile *m, const struct tw_whole *w, const float *sum)
+{
+    m->sum = sum;
+    m->left = 32;
+    m->c = w->c;
+    m->bias = w->bias;
+    m->res = w->res;
+    m->y = w->y;
+}
+
+/* A tile of the block before goes to SUM, and this block's begins with zero. */
+#define TURN(t, at)                                                                                \
+    do {                                                                                           \
+        _tile_stored(t, sum + (at), 128);                                                          \
+        _tile_zero(t);                                                                             \
+    } while (0)
+#define STEP(load_a, load_b, two_panels, turn)                                                     \
+    do {                                                                                           \
         load_a(4, a, 64);                                                                          \
-        load_b(6, b + i * 16, 64);                                                                 \
+        load_b(6, b, 64);                                                                          \
+        if (turn)                                                                                  \
+            TURN(0, 0);                                                                            \
         _tile_dpbf16ps(0, 4, 6);                                                                   \
         load_a(5, a + 256, 64);                                                                    \
+        if (turn)                                                                                  \
+            TURN(2, 512);                                                                          \
         _tile_dpbf16ps(2, 5, 6);                                                                   \
         if (two_panels) {                                                                          \
-            load_b(7, b + bp + i * 16, 64);                                                        \
+            load_b(7, b + bp, 64);                                                                 \
+            if (turn)                                                                              \
+                TURN(1, 16);                                                                       \
             _tile_dpbf16ps(1, 4, 7);                                                               \
+            if (turn)                                                                              \
+                TURN(3, 528);                                                                      \
             _tile_dpbf16ps(3, 5, 7);                                                               \
         }                                                                                          \
-        meanwhile(m, unit);                                                                        \
-    }
+        a += 512;                                                                                  \
+        b += 256;                                                                                  \
+    } while (0)
+/* The products of a part onto tiles 0..3, 32 rows. Four tiles stored in a row would wait for the
+ * processor's queue of stores: each is stored when it is wanted again. */
+#define PART(load_a, load_b, two_panels)                                                           \
+    do {                                                                                           \
+        if (turn && s) {                                                                           \
+            STEP(load_a, load_b, two_panels, true);                                                \
+            s -= 16;                                                                               \
+            turn = false;                                                                          \
+        }                                                                                          \
+        for (; s; s -= 16) {                                                                       \
+            STEP(load_a, load_b, two_panels, false);                                               \
+            meanwhile(m, unit);                                                                    \
+        }                                                                                          \
+    } while (0)
 
 /* What passes L1 by: B where A's rows stay for the next strips, both where those would not fit. */
 enum pass { PASS_NONE, PASS_B, PASS_BOTH };
 
-VFN void sum_block(const struct tw_whole *w, struct meanwhile *m, int P, const bool unit, const enum pass pass)
+/* TURN: SUM still waits for the tiles. */
+VFN void sum_block(const struct tw_whole *w, struct meanwhile *m, float *sum, bool turn, int P, const bool unit,
+        const enum pass pass)
 {
     for (int q = 0; q < w->parts; q++) {
         const uint32_t *a = w->part[q].a, *b = w->part[q].b;
         int64_t bp = w->part[q].bp, s = w->part[q].s;
 
         if (pass == PASS_BOTH)
-            PART(_tile_stream_loadd, _tile_stream_loadd, 1)
+            PART(_tile_stream_loadd, _tile_stream_loadd, 1);
         else if (pass == PASS_B)
-            PART(_tile_loadd, _tile_stream_loadd, 1)
+            PART(_tile_loadd, _tile_stream_loadd, 1);
         else if (P > 1)
-            PART(_tile_loadd, _tile_loadd, 1)
+            PART(_tile_loadd, _tile_loadd, 1);
         else
-            PART(_tile_loadd, _tile_loadd, 0)
+            PART(_tile_loadd, _tile_loadd, 0);
     }
+}
+
+static void put_tiles(float *sum, int P)
+{
+    _tile_stored(0, sum, 128);
+    _tile_stored(2, sum + 512, 128);
+    if (P > 1) {
+        _tile_stored(1, sum + 16, 128);
+        _tile_stored(3, sum + 528, 128);
+    }
+    __asm__ volatile("" : : "r"(sum) : "memory");
 }
 
 static void strip_next(struct tw_whole *w)
@@ -186,17 +252,17 @@ static void strip_next(struct tw_whole *w)
 
 VFN void whole_blocks(const struct tw_whole *all, int P, const bool unit, const enum pass pass)
 {
-    float sum[2][32 * 32] __attribute__((aligned(64))), *to = sum[0];
+    float sum[32 * 32] __attribute__((aligned(64))), first[32 * 32] __attribute__((aligned(64)));
     struct tw_whole rows = *all, w;
     struct meanwhile m;
     int64_t steps = 0;
+    bool turn;
 
     for (int q = 0; q < all->parts; q++)
         steps += all->part[q].s / 16;
     m = meanwhile_of(all, tw_max(steps, 1));
-    m.now = &w;
-    memset(sum, 0, sizeof sum);
     tw_amx_config(16, 16, P);
+    turn = steps && !all->from;
     for (int64_t n = 0, strip = 0; n < all->blocks; strip++) {
         if (strip == tw_max(1, all->strips)) {
             tw_whole_next(&rows, 32);
@@ -208,28 +274,23 @@ VFN void whole_blocks(const struct tw_whole *all, int P, const bool unit, const 
             strip_next(&w);
         else
             w = rows;
-        to = to == sum[0] ? sum[1] : sum[0];
-        begin(&w, to, P);
-        m.ahead = w.ahead && w.n == 32 ? 0 : 32;
-        __asm__ volatile("" : : "r"(to) : "memory");
-        sum_block(&w, &m, P, unit, pass);
-        some_out(&m, 32, unit);
-        _tile_stored(0, to, 128);
-        _tile_stored(2, to + 512, 128);
-        if (P > 1) {
-            _tile_stored(1, to + 16, 128);
-            _tile_stored(3, to + 528, 128);
-        }
-        __asm__ volatile("" : : "r"(to) : "memory");
-        m.done = w;
-        m.sum = to;
-        m.r = 0;
+        if (!turn)
+            begin(&w, first, P);
+        ahead_of(&m, &w);
+        __asm__ volatile("" : : "r"(sum), "r"(first) : "memory");
+        sum_block(&w, &m, sum, turn, P, unit, pass);
+        rows_out(&m, 32, unit);
+        if (!turn || w.n < 32)
+            put_tiles(sum, P);
+        done_with(&m, &w, sum);
         if (!unit && w.n < 32) {
-            tw_amx_finish(&w, to);
-            m.r = 32;
+            tw_amx_finish(&w, sum);
+            m.left = 0;
         }
     }
-    some_out(&m, 32, unit);
+    if (turn && m.left)
+        put_tiles(sum, P);
+    rows_out(&m, 32, unit);
 }
 
 void tw_amx_whole16(const struct tw_whole *w, int P)
