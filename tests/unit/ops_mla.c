@@ -173,7 +173,7 @@ static void attn_bwd(void)
     help_forget();
     DEVS(h)
         for (int i = 0; i < NSHAPE; i++)
-            attn_bwd_on(h, &shapes[i], 3 * i);
+            attn_bwd_on(h, &shapes[i], 3 * i + 32 * h->bits);
 }
 
 /* Decode states of a run; blocks begin full of rubbish. */

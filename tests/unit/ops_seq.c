@@ -27,6 +27,7 @@ static const struct shape shapes[] = {
     { 2, 2, 128, 0, 1, { 37 } },
     { 14, 2, 24, 1, 1, { 35 } },
     { 6, 2, 96, 60, 2, { 95, 34 } },
+    { 6, 2, 64, 100, 2, { 200, 129 } },
 };
 #define NSHAPE ((int)(sizeof shapes / sizeof *shapes))
 
@@ -149,7 +150,7 @@ static void attn_bwd(void)
     help_forget();
     DEVS(h)
         for (int i = 0; i < NSHAPE; i++)
-            attn_bwd_on(h, &shapes[i], 3 * i);
+            attn_bwd_on(h, &shapes[i], 3 * i + 32 * h->bits);
 }
 
 /* Tokens [from[i], to[i]) of every sequence through decode states; what it gives lies in r->vo. */
@@ -193,7 +194,7 @@ static void decode_on(struct help_dev *h, const struct shape *s, int64_t piece)
             block[i * 8 + b] = help_put(h->d, rubbish, bytes);
     drop(h->d, r.vo.data);
     r.vo = help_tensor(h->d, NULL, r.T, r.nq, r.nq);
-    for (int64_t at = 0; at < 96; at += piece) {
+    for (int64_t at = 0; at < 200; at += piece) {
         int64_t from[4], to[4];
 
         for (int64_t i = 0; i < s->nseq; i++) {
