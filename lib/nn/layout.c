@@ -213,6 +213,8 @@ static int take_memory(struct tw_model *m, struct tw_err *err)
     if (tw_mem_alloc(&m->mem, m->dev, "the weights", err) ||
         tw_mem_alloc(&m->grads, m->dev, "the gradients", err))
         return -1;
+    if (m->ops->often)
+        m->ops->often(m->dev, m->mem.p, m->mem.n);
     for (int64_t i = 0; i < m->nw; i++) {
         struct tw_weight *w = &m->w[i];
         size_t f32 = stored_bytes(m, w, TW_F32);

@@ -1,21 +1,51 @@
 /* dev.c - the CPU device: its memory, its instruction set, its op table. Ops run at once on the
  * caller and its pool; scratch only grows, so a steady state allocates nothing. */
 #include <math.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include "base/log.h"
 #include "base/mem.h"
 #include "nn/cpu/moe_priv.h"
 
-/* What the products go through again and again lies in large pages where the system has them: rows
- * of a matrix are pages apart, and looking those up took a tenth of a training step. */
+/* What the products go through again and again lies in large pages where the system has them: rows of a
+ * matrix are pages apart, and looking those up took a tenth of a training step; panels of weights are asked
+ * for across pages, a twentieth of a prompt. Where memory is in small pieces the system makes room for a
+ * large page first, which takes longer than it will ever save: then the rest has small ones. */
+#define LARGE_PAGE ((size_t)2 << 20)
+#define LARGE_LATE 2e-3         /* seconds; a page takes a tenth of a millisecond */
+#define LARGE_TRIES 8
+
+struct large_job {
+    char *p;
+    atomic_int late;
+};
+
+static void large_page(void *arg, int64_t i, int thread)
+{
+    struct large_job *j = arg;
+    char *p = j->p + (size_t)i * LARGE_PAGE;
+    double t = tw_now();
+
+    if (atomic_load(&j->late) >= LARGE_TRIES)
+        return;
+    tw_large_pages(p, LARGE_PAGE);
+    atomic_fetch_or((_Atomic char *)p, 0);      /* makes it, and leaves what is there */
+    if (tw_now() - t > LARGE_LATE)
+        atomic_fetch_add(&j->late, 1);
+}
+
 static void in_large_pages(struct tw_dev *d, void *p, size_t bytes)
 {
-    tw_large_pages(p, bytes);
+    uintptr_t from = ((uintptr_t)p + LARGE_PAGE - 1) / LARGE_PAGE, to = ((uintptr_t)p + bytes) / LARGE_PAGE;
+    struct large_job j = { .p = (char *)(from * LARGE_PAGE) };
+
+    if (to > from)
+        tw_cpu_run((struct tw_cpu *)d, (int64_t)(to - from), large_page, &j);
 }
 
 /* Memory of the op table begins 64 bytes behind its length, which is 0 for what malloc gave. Large
- * pieces come from the system, zero already: no page is touched before its use. (With large pages for
- * all of them, opening a model of 540 MB took three times as long where memory is fragmented.) */
+ * pieces come from the system, zero already: no page is touched before its use. */
 #define MAP_MIN ((size_t)4 << 20)
 
 static char *map_new(size_t bytes)
