@@ -18,6 +18,7 @@
 
 #define AHEAD 512               /* panels come from L3 or memory: numbers to ask for L1 .. */
 #define AHEAD2 4096             /* .. and for L2 */
+#define TOKENS_AHEAD 16         /* rows of other matrices are far from each other */
 
 /* The parts of 32 numbers of a row. */
 AMX static inline void split_row(uint32_t *dst, int64_t stride, __m512 a, __m512 b)
@@ -136,20 +137,28 @@ AMX void tw_amx_pairs32(uint32_t *dst, const float *src, int64_t ld, int R, int6
     } while (0)
 
 /* Splits N pairs of rows more. */
-AMX static inline __attribute__((always_inline)) void split_more(struct tw_split *x, int64_t n)
+AMX static inline __attribute__((always_inline)) void split_more(struct tw_split *x, int64_t n,
+        const bool weights)
 {
     __m512i part[3];
 
     for (; n > 0 && x->left; n--) {
-        __builtin_prefetch(x->src + AHEAD);
-        __builtin_prefetch(x->src + AHEAD + 16);
-        __builtin_prefetch(x->src + AHEAD2, 0, 2);
-        __builtin_prefetch(x->src + AHEAD2 + 16, 0, 2);
-        split(part, _mm512_loadu_ps(x->src), _mm512_loadu_ps(x->src + 16));
+        const float *odd = x->src + x->ld;
+
+        if (weights) {
+            __builtin_prefetch(x->src + AHEAD);
+            __builtin_prefetch(odd + AHEAD);
+            __builtin_prefetch(x->src + AHEAD2, 0, 2);
+            __builtin_prefetch(odd + AHEAD2, 0, 2);
+        } else {
+            __builtin_prefetch(x->src + TOKENS_AHEAD * x->ld);
+            __builtin_prefetch(odd + TOKENS_AHEAD * x->ld);
+        }
+        split(part, _mm512_loadu_ps(x->src), _mm512_loadu_ps(odd));
 #pragma GCC unroll 3
         for (int p = 0; p < 3; p++)
             _mm512_storeu_si512(x->dst + p * PART_WORDS, part[p]);
-        x->src += 32;
+        x->src = odd + x->ld;
         x->dst += --x->left % 16 ? 16 : 16 + 2 * PART_WORDS;
         if (!x->left && x->panels > 1) {
             x->panels--;
@@ -171,7 +180,7 @@ static inline __attribute__((always_inline)) void rows_ahead(const char *next, c
  * each, so that there are no branches but of those. */
 AMX static inline __attribute__((always_inline)) void add(const uint32_t *a, const uint32_t *b,
         int64_t bp, int64_t s, int R, struct tw_split *split, int64_t per, const bool two_rows,
-        const bool two_panels)
+        const bool two_panels, const bool weights)
 {
     const int64_t mid = R * 16, lo = 2 * mid;
     struct tw_split x = *split;
@@ -185,45 +194,47 @@ AMX static inline __attribute__((always_inline)) void add(const uint32_t *a, con
             LOAD(7, b + bp);
         MID_A(lo);
         rows_ahead(next, 0);
-        split_more(&x, per);
+        split_more(&x, per, weights);
         MID_A(mid);
         rows_ahead(next, 1);
-        split_more(&x, per);
+        split_more(&x, per, weights);
         MID_B(PART_WORDS);
         rows_ahead(next, 2);
-        split_more(&x, per);
+        split_more(&x, per, weights);
         MID_A(0);
         if (two_rows)
             rows_ahead(next, 3);
-        split_more(&x, per);
+        split_more(&x, per, weights);
         MID_B(2 * PART_WORDS);
         if (two_rows)
             rows_ahead(next, 4);
-        split_more(&x, per);
+        split_more(&x, per, weights);
         MID_B(0);
         if (two_rows)
             rows_ahead(next, 5);
-        split_more(&x, per);
+        split_more(&x, per, weights);
     }
     *split = x;
 }
 
 AMX static void add_any(const uint32_t *a, const uint32_t *b, int64_t bp, int64_t s, int R, int P,
-        struct tw_split *x, int64_t per)
+        struct tw_split *x, int64_t per, bool weights)
 {
     unsigned was = flush();
 
     __asm__ volatile("" : : : "memory");        /* tile loads name no memory as their input */
-    if (R == 32 && P > 1)
-        add(a, b, bp, s, 32, x, per, true, true);
+    if (R == 32 && P > 1 && weights)
+        add(a, b, bp, s, 32, x, per, true, true, true);
+    else if (R == 32 && P > 1)
+        add(a, b, bp, s, 32, x, per, true, true, false);
     else if (R > 16 && P > 1)
-        add(a, b, bp, s, R, x, per, true, true);
+        add(a, b, bp, s, R, x, per, true, true, true);
     else if (R > 16)
-        add(a, b, bp, s, R, x, per, true, false);
+        add(a, b, bp, s, R, x, per, true, false, true);
     else if (P > 1)
-        add(a, b, bp, s, R, x, per, false, true);
+        add(a, b, bp, s, R, x, per, false, true, true);
     else
-        add(a, b, bp, s, R, x, per, false, false);
+        add(a, b, bp, s, R, x, per, false, false, true);
     restore(was);
 }
 
@@ -238,32 +249,32 @@ AMX static void zero(int R, int P)
         _tile_zero(3);
 }
 
-AMX static void store(float *c, int64_t ldc, int R, int P)
+AMX static void store(float *c, int64_t ldc, int64_t cp, int R, int P)
 {
     _tile_stored(0, c, ldc * 4);
     if (P > 1)
-        _tile_stored(1, c + 16, ldc * 4);
+        _tile_stored(1, c + cp, ldc * 4);
     if (R > 16)
         _tile_stored(2, c + 16 * ldc, ldc * 4);
     if (R > 16 && P > 1)
-        _tile_stored(3, c + 16 * ldc + 16, ldc * 4);
+        _tile_stored(3, c + 16 * ldc + cp, ldc * 4);
     __asm__ volatile("" : : "r"(c) : "memory");
 }
 
-AMX static void load(const float *c, int64_t ldc, int R, int P)
+AMX static void load(const float *c, int64_t ldc, int64_t cp, int R, int P)
 {
     __asm__ volatile("" : : "r"(c) : "memory");
     _tile_loadd(0, c, ldc * 4);
     if (P > 1)
-        _tile_loadd(1, c + 16, ldc * 4);
+        _tile_loadd(1, c + cp, ldc * 4);
     if (R > 16)
         _tile_loadd(2, c + 16 * ldc, ldc * 4);
     if (R > 16 && P > 1)
-        _tile_loadd(3, c + 16 * ldc + 16, ldc * 4);
+        _tile_loadd(3, c + 16 * ldc + cp, ldc * 4);
 }
 
-AMX static void mm32(float *c, int64_t ldc, const uint32_t *a, const uint32_t *b, int64_t bp, int64_t s,
-        bool first, int R, int P)
+AMX static void mm32(float *c, int64_t ldc, int64_t cp, const uint32_t *a, const uint32_t *b, int64_t bp,
+        int64_t s, bool first, int R, int P, struct tw_split *more)
 {
     struct tw_split none = { .left = 0 };
 
@@ -271,9 +282,9 @@ AMX static void mm32(float *c, int64_t ldc, const uint32_t *a, const uint32_t *b
     if (first)
         zero(R, P);
     else
-        load(c, ldc, R, P);
-    add_any(a, b, bp, s, R, P, &none, 0);
-    store(c, ldc, R, P);
+        load(c, ldc, cp, R, P);
+    add_any(a, b, bp, s, R, P, more ? more : &none, more ? more->per : 0, !more);
+    store(c, ldc, cp, R, P);
 }
 
 /* Where the chain of a block of R rows begins; SUM is there for panels that are not whole. */
@@ -282,10 +293,10 @@ AMX static void begin(const struct tw_whole *w, float *sum, int R, int P)
     if (!w->from) {
         zero(R, P);
     } else if (w->n == P * 16) {
-        load(w->from, w->ldf, R, P);
+        load(w->from, w->ldf, 16, R, P);
     } else {
         tw_kern_avx512bf16.epis(sum, 32, w->from, w->ldf, R, w->n, 1, NULL, NULL, 0);
-        load(sum, 32, R, P);
+        load(sum, 32, 16, R, P);
     }
 }
 
@@ -293,10 +304,10 @@ AMX static void begin(const struct tw_whole *w, float *sum, int R, int P)
 AMX static void finish(const struct tw_whole *w, float *sum, int R, int P)
 {
     if (w->scale == 1 && !w->bias && !w->res && w->n == P * 16) {
-        store(w->c, w->ldc, R, P);
+        store(w->c, w->ldc, 16, R, P);
         return;
     }
-    store(sum, 32, R, P);
+    store(sum, 32, 16, R, P);
     if (R == 32)
         tw_amx_finish(w, sum);
     else
@@ -319,11 +330,11 @@ AMX static void whole32(const struct tw_whole *all, int P)
         tw_whole_ahead(&w, R);
         begin(&w, sum, R, P);
         for (int q = 0; q < w.parts; q++)
-            add_any(w.part[q].a, w.part[q].b, w.part[q].bp, w.part[q].s, R, P, &w.split, q ? 0 : per);
+            add_any(w.part[q].a, w.part[q].b, w.part[q].bp, w.part[q].s, R, P, &w.split, q ? 0 : per, true);
         finish(&w, sum, R, P);
     }
     was = flush();
-    split_more(&w.split, INT64_MAX);
+    split_more(&w.split, INT64_MAX, true);
     restore(was);
 }
 

@@ -158,8 +158,8 @@ static void scores(const struct bwd *t, struct item *m, float *out, const float 
             k->mm16(out + j - kb, m->lds, (uint32_t *)m->pack, (uint32_t *)panels + j * hdw,
                     hdw * 16, hdw, true, R, (int)np);
         else if (t->split)
-            k->mm32(out + j - kb, m->lds, (uint32_t *)m->pack, (uint32_t *)panels + j * hdw,
-                    hdw * 16, hdw, true, R, (int)np);
+            k->mm32(out + j - kb, m->lds, 16, (uint32_t *)m->pack, (uint32_t *)panels + j * hdw,
+                    hdw * 16, hdw, true, R, (int)np, NULL);
         else
             k->mm(out + j - kb, m->lds, m->pack, R, panels + j * hdw, hdw * 16, hdw, true, R,
                     (int)np);
@@ -183,9 +183,9 @@ static void dq_rows(const struct bwd *t, struct item *m, const float *dp, int R,
                     (uint32_t *)m->kd + (p * m->n16 + kb) / 2 * 16, m->n16 / 2 * 16,
                     (end - kb) / 2, true, R, (int)np);
         else if (t->split)
-            k->mm32(m->dq + p * 16, t->dkp, (uint32_t *)m->pack,
+            k->mm32(m->dq + p * 16, t->dkp, 16, (uint32_t *)m->pack,
                     (uint32_t *)m->kd + (p * words(t, m->n16) + words(t, kb)) * 16, words(t, m->n16) * 16,
-                    words(t, end - kb), true, R, (int)np);
+                    words(t, end - kb), true, R, (int)np, NULL);
         else
             k->mms(m->dq + p * 16, t->dkp, dp, m->lds, m->kd + (p * m->n16 + kb) * 16,
                     m->n16 * 16, end - kb, true, R, (int)np);
@@ -236,8 +236,8 @@ static void key_rows(const struct bwd *t, struct item *m, float *out, int64_t hd
                 k->mm16(out + j * hdp + p * 16, hdp, (uint32_t *)m->pack, (uint32_t *)x + p * len * 16,
                         len * 16, len, false, (int)R, (int)np);
             else if (t->split)
-                k->mm32(out + j * hdp + p * 16, hdp, (uint32_t *)m->pack, (uint32_t *)x + p * len * 16,
-                        len * 16, len, false, (int)R, (int)np);
+                k->mm32(out + j * hdp + p * 16, hdp, 16, (uint32_t *)m->pack, (uint32_t *)x + p * len * 16,
+                        len * 16, len, false, (int)R, (int)np, NULL);
             else
                 k->mm(out + j * hdp + p * 16, hdp, w + j - kb, m->lds, x + p * len * 16, len * 16, n,
                         false, (int)R, (int)np);

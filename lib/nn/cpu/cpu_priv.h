@@ -32,12 +32,13 @@ static inline void tw_ask(struct tw_next *x)
     x->at += x->n;
 }
 
-/* Panels of f32 that are split while others are used: LEFT pairs of rows of the panel at SRC, then as
- * many of further ones, SKIP numbers behind. */
+/* Panels of f32 that are split while others are used: LEFT pairs of rows, LD numbers apart, of the panel at
+ * SRC, then as many of further ones, SKIP numbers behind. */
 struct tw_split {
     const float *src;
     uint32_t *dst;
-    int64_t left, pairs, panels, skip;
+    int64_t ld, left, pairs, panels, skip;
+    int64_t per;                /* mm32: how many are split after each product of parts */
 };
 
 /* Blocks of a product from their first step to C, mr rows each. The chain begins with FROM (NULL:
@@ -150,8 +151,9 @@ struct tw_kern {
     void (*whole)(const struct tw_whole *w, int P);     /* mr rows */
     void (*whole16)(const struct tw_whole *w, int P);   /* mr16 rows; NULL: there is none */
     void (*gated16)(const struct tw_whole *w);   /* a gated unit; NULL: there is none */
-    void (*mm32)(float *c, int64_t ldc, const uint32_t *a, const uint32_t *b, int64_t bp, int64_t s,
-            bool first, int R, int P);
+    /* The second panel's sums are at c + cp. MORE is split meanwhile; NULL: nothing. */
+    void (*mm32)(float *c, int64_t ldc, int64_t cp, const uint32_t *a, const uint32_t *b, int64_t bp,
+            int64_t s, bool first, int R, int P, struct tw_split *more);
     void (*whole32)(const struct tw_whole *w, int P);
     void (*few32)(const struct tw_few *w);      /* mm32's bits */
     int few;                    /* rows */

@@ -113,7 +113,7 @@ void tw_prod_block(const struct tw_prod *j, float *c, int64_t ldc, const float *
     const struct tw_kern *k = j->d->k;
 
     if (j->split)
-        k->mm32(c, ldc, (const uint32_t *)a, (const uint32_t *)b, bp, n, first, rows, np);
+        k->mm32(c, ldc, 16, (const uint32_t *)a, (const uint32_t *)b, bp, n, first, rows, np, NULL);
     else if (j->bf)
         k->mm16(c, ldc, (const uint32_t *)a, (const uint32_t *)b, bp, n, first, rows, np);
     else

@@ -197,7 +197,7 @@ static const float *split_of(const struct tw_prod *j, const struct tw_tile *t, s
     if (p < e->p1 && len % 32 == 0 && (p == e->p || e->fused)) {
         e->there = (const float *)f->b + (p * f->s + at) * 16;
         *next = (struct tw_split){ .src = e->there, .dst = (uint32_t *)half_of(j, t, e->half),
-            .left = len / 2, .pairs = len / 2, .panels = tw_min(j->pr, e->p1 - p),
+            .ld = 16, .left = len / 2, .pairs = len / 2, .panels = tw_min(j->pr, e->p1 - p),
             .skip = (f->s - len) * 16 };
     }
     return to.b;

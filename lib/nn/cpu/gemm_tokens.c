@@ -2,7 +2,8 @@
  * from what it holds by A^T B, A and B being rows of activations. Both must be brought into the
  * order of the blocks. A is packed first, by all threads, A_WORDS of it at a time; then a work item
  * owns some panels of C's columns, packs those of B itself and goes through all rows: what lies in
- * memory is read once. Its sums stay in the thread's own memory.
+ * memory is read once. Its sums stay in the thread's own memory; those of split numbers in C, where that lies
+ * in panels, and tiles hide the packing of B's next block.
  *
  * Tiles add 32 tokens at a time, and bits must not depend on which: such steps are counted from where a
  * sequence begins and hold tokens of no other.
@@ -181,12 +182,67 @@ static void block(const struct job *j, const struct item *t, int64_t r, int64_t 
     float *c = t->c + r * t->ld + p * 16;
     int R = (int)tw_min(j->mr, t->r1 - t->r0 - r), P = (int)tw_min(j->pr, t->p1 - t->p0 - p);
 
-    if (j->split)
-        k->mm32(c, t->ld, (const uint32_t *)a, (const uint32_t *)b, n * 16, n, false, R, P);
-    else if (j->bf)
+    if (j->bf)
         k->mm16(c, t->ld, (const uint32_t *)a, (const uint32_t *)b, n * 16, n, false, R, P);
     else
         k->mm(c, t->ld, a, R, b, n * 16, n, false, R, P);
+}
+
+/* How B of words [S, S + N) is split into TO, where they are whole steps of successive tokens and it is of
+ * whole panels. */
+static bool split_later(const struct job *j, const struct item *t, int64_t s, int64_t n, float *to,
+        struct tw_split *x)
+{
+    const struct tw_factors *f = &j->g->f;
+    const struct step *e = &j->step[s / j->unit];
+    int64_t steps = n / j->unit, panels = t->p1 - t->p0;
+
+    if (t->p1 * 16 > j->g->n || e[steps - 1].n < 32 || e[steps - 1].t - e->t != 32 * (steps - 1))
+        return false;
+    *x = (struct tw_split){ .src = (const float *)f->b + e->t * f->ldb + t->p0 * 16, .ld = f->ldb,
+        .dst = (uint32_t *)to, .left = steps * 16, .pairs = steps * 16, .panels = panels,
+        .skip = 16 - steps * 32 * f->ldb };
+    return true;
+}
+
+/* All blocks of words [S, S + N), in C itself where that lies in panels; X is split meanwhile. */
+static void split_blocks(const struct job *j, const struct item *t, int64_t s, int64_t n, const float *b,
+        struct tw_split *x)
+{
+    const struct tw_gemm *g = j->g;
+    int64_t rows = t->r1 - t->r0, panels = t->p1 - t->p0, cp = g->c_panel ? g->m * 16 : 16;
+    int64_t places = (rows + j->mr - 1) / j->mr * ((panels + j->pr - 1) / j->pr) * (n / j->unit) * 6;
+    const float *a = j->a + (s - j->s0) * g->m + t->r0 * n;
+    bool first = g->fresh && !s;
+
+    x->per = (x->left * x->panels + places - 1) / places;
+    for (int64_t p = 0; p < panels; p += j->pr)
+        for (int64_t r = 0; r < rows; r += j->mr) {
+            float *c = g->c_panel ? g->c + ((t->p0 + p) * g->m + t->r0 + r) * 16 : t->c + r * t->ld + p * 16;
+
+            j->d->k->mm32(c, g->c_panel ? 16 : t->ld, cp, (const uint32_t *)a + r * n,
+                    (const uint32_t *)b + p * n * 16, n * 16, n, first, (int)tw_min(j->mr, rows - r),
+                    (int)tw_min(j->pr, panels - p), x);
+        }
+}
+
+/* An item of split numbers: B of a block is split while the one before it is used. */
+static void split_item(const struct job *j, struct item *t)
+{
+    float *half[2] = { t->b, t->b + (t->p1 - t->p0) * 16 * j->kc };
+    bool there = false;
+    int k = 0;
+
+    for (int64_t s = j->s0; s < j->s1; s += j->kc, k ^= 1) {
+        int64_t n = tw_min(j->kc, j->s1 - s), next = s + n;
+        struct tw_split x = { .left = 0 };
+
+        t->b = half[k];
+        if (!there)
+            pack_b(j, t, s, n);
+        there = next < j->s1 && split_later(j, t, next, tw_min(j->kc, j->s1 - next), half[k ^ 1], &x);
+        split_blocks(j, t, s, n, half[k], &x);
+    }
 }
 
 /* Words [S, S + N) of the sum, B's tokens in their rows. Each line is used once by all rows of A. */
@@ -216,11 +272,17 @@ static void item_job(void *arg, int64_t i, int thread)
     t.r1 = tw_min(g->m, t.r0 + j->mc);
     t.p1 = tw_min((g->n + 15) / 16, t.p0 + j->nc);
     t.ld = (t.p1 - t.p0) * 16;
+    if (j->split && g->c_panel) {
+        split_item(j, &t);
+        return;
+    }
     if (g->fresh && !j->s0)
         memset(t.c, 0, (size_t)((t.r1 - t.r0) * t.ld) * 4);
     else
         move(j, &t, false);
-    for (int64_t s = j->s0; s < j->s1; s += j->kc) {
+    if (j->split)
+        split_item(j, &t);
+    for (int64_t s = j->s0; s < j->s1 && !j->split; s += j->kc) {
         int64_t n = tw_min(j->kc, j->s1 - s);
         const float *a = j->a + (s - j->s0) * g->m + t.r0 * n;
 
