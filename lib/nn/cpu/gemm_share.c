@@ -1,7 +1,8 @@
 /* gemm_share.c - products whose A all threads pack and share, so that a panel of weights is read
  * once for up to SHARE_ROWS rows: for tiles, and where nothing else reads the packed rows. Those stay in
  * L2, and panels pass through what is left of it. There are as many parts of the rows as threads, if they
- * are not too few then: a thread begins with its own, whose lines are in its L2 from op to op. */
+ * are not too few then: a thread begins with its own, whose lines are in its L2 from op to op. Of a gated unit,
+ * whose weights are most of a layer's, threads rather take columns of all rows. */
 #include "nn/cpu/gemm_priv.h"
 
 #define SHARE_ROWS 512
@@ -10,7 +11,7 @@
 #define GATED_ROWS 64           /* the least of a gated unit */
 #define SHARE_STRIPS 6
 #define SHARE_WORDS ((int64_t)320 << 10)
-#define PART_WORDS ((int64_t)96 << 10)  /* of a part where threads have several */
+#define PART_WORDS ((int64_t)256 << 10)  /* of a part where threads have several */
 
 struct share {
     struct tw_prod j[TW_GEMM_GROUP];
@@ -255,7 +256,9 @@ bool tw_share_run(struct tw_cpu *d, const struct tw_gemm *g, int n)
     most = tw_max(64, tw_min(SHARE_ROWS, SHARE_WORDS / h.j->s));
     rows = (g->m + most * d->threads - 1) / (most * d->threads);
     rows = tw_up((g->m + rows - 1) / rows, h.j->mr);        /* at once */
-    parts = tw_max((rows + most - 1) / most, tw_min(d->threads, rows / SHARE_LEAST));
+    parts = (rows + most - 1) / most;
+    if (!g->up)     /* whose weights are too many to be read by each thread */
+        parts = tw_max(parts, tw_min(d->threads, rows / SHARE_LEAST));
     if (h.j->bf && rows / parts >= 256 && rows / parts * h.j->s >= 2 * PART_WORDS)
         parts *= tw_min(rows / parts / 128, rows / parts * h.j->s / PART_WORDS);
     h.part = tw_up((rows + parts - 1) / parts, h.j->mr);
