@@ -27,31 +27,41 @@ static size_t head_bytes(int64_t n, int64_t V, int64_t D, int grads)
     return up(c * (size_t)V * 4) + up(c * (size_t)D * 4) * (grads ? 2 : 1);
 }
 
-template <class A> static __global__ void gather_rows(A *x, const A *h, int64_t ld,
-        const int32_t *row, int64_t cols)
+/* V columns at a time, both. */
+template <class A, int V> static __global__ void __launch_bounds__(256) gather_rows(A *x, const A *h,
+        int64_t ld, const int32_t *row, int64_t cols)
 {
     const A *from = h + row[blockIdx.x] * ld;
     A *to = x + blockIdx.x * cols;
 
-    for (int64_t c = threadIdx.x; c < cols; c += blockDim.x)
-        to[c] = from[c];
+    for (int64_t c = threadIdx.x * V; c < cols; c += blockDim.x * V) {
+        float v[V];
+
+        ldv<V>(v, from + c);
+        stv<V>(to + c, v);
+    }
 }
 
 /* dh[row] += dx, by the first of the rows that are the same; only this chunk's. */
-template <class A> static __global__ void scatter_rows(A *dh, int64_t ld, const A *dx,
-        const int32_t *row, int n, int64_t cols)
+template <class A, int V> static __global__ void __launch_bounds__(256) scatter_rows(A *dh, int64_t ld,
+        const A *dx, const int32_t *row, int n, int64_t cols)
 {
     int i = blockIdx.x;
     int32_t me = row[i];
 
     if (i && row[i - 1] == me)
         return;
-    for (int64_t c = threadIdx.x; c < cols; c += blockDim.x) {
-        float sum = ld1(dh + me * ld + c);
+    for (int64_t c = threadIdx.x * V; c < cols; c += blockDim.x * V) {
+        float sum[V], v[V];
 
-        for (int j = i; j < n && row[j] == me; j++)
-            sum += ld1(dx + j * cols + c);
-        st1(dh + me * ld + c, sum);
+        ldv<V>(sum, dh + me * ld + c);
+        for (int j = i; j < n && row[j] == me; j++) {
+            ldv<V>(v, dx + j * cols + c);
+#pragma unroll
+            for (int k = 0; k < V; k++)
+                sum[k] += v[k];
+        }
+        stv<V>(dh + me * ld + c, sum);
     }
 }
 
@@ -60,26 +70,34 @@ template <class T> static T *from(T *p, int64_t i)
     return p ? p + i : NULL;
 }
 
-/* Rows [i0, i0 + n) of those asked for. */
-static void head_chunk(struct cu_dev *d, const struct tw_head *h, int64_t i0, int64_t n, float *z,
+template <class A> static void gather(struct cu_dev *d, char *x, const struct tw_tensor *h, const int32_t *row,
+        int64_t n)
+{
+    CU_VEC(cu_vec8(h, h->cols), gather_rows<A, V><<<(unsigned)n, 256, 0, d->stream>>>((A *)x,
+            (const A *)h->data, h->ld, row, h->cols));
+}
+
+/* Rows [i0, i0 + n) of those asked for, in room for C. Products without dw may be of a few rows more, whose
+ * numbers nobody reads: then the last chunk's are those that the others have, and have been chosen for. */
+static void head_chunk(struct cu_dev *d, const struct tw_head *h, int64_t i0, int64_t n, int64_t c, float *z,
         char *x, char *dx)
 {
     enum tw_dtype t = h->h->dtype;
     int64_t V = h->w->rows, D = h->w->cols, ldz = t == TW_BF16 ? 2 * V : V;
+    int64_t m = h->dw || cu_div(n, 128) * 128 > c ? n : cu_div(n, 128) * 128;
     struct cu_soft q = { h->target + i0, from(h->temp, i0), from(h->coef, i0), from(h->coef_mean, i0),
         h->logp + i0, from(h->entropy, i0), from(h->mean, i0) };
-    struct cu_mm p = { n, V, D, x, h->w->data, NULL, z, D, D, V, t, TW_F32, 1, 0 };
+    struct cu_mm p = { m, V, D, x, h->w->data, NULL, z, D, D, V, t, TW_F32, 1, 0 };
 
-    CU_ACT(t, gather_rows<A><<<(unsigned)n, 128, 0, d->stream>>>((A *)x, (const A *)h->h->data,
-                h->h->ld, h->row + i0, D));
+    CU_ACT(t, gather<A>(d, x, h->h, h->row + i0, n));
     cu_nt(d, &p);
     cu_softmax(d, z, V, n, t, &q);
     if (!h->coef)
         return;
-    p = (struct cu_mm){ n, D, V, z, h->w->data, NULL, dx, ldz, D, D, t, t, 1, 0 };
+    p = (struct cu_mm){ m, D, V, z, h->w->data, NULL, dx, ldz, D, D, t, t, 1, 0 };
     cu_nn(d, &p);
-    CU_ACT(t, scatter_rows<A><<<(unsigned)n, 128, 0, d->stream>>>((A *)h->dh->data, h->dh->ld,
-                (const A *)dx, h->row + i0, (int)n, D));
+    CU_ACT(t, CU_VEC(cu_vec8(h->dh, D), scatter_rows<A, V><<<(unsigned)n, 256, 0, d->stream>>>(
+            (A *)h->dh->data, h->dh->ld, (const A *)dx, h->row + i0, (int)n, D)));
     CU_DONE(d, "scatter");
     if (h->dw) {
         p = (struct cu_mm){ V, D, n, z, x, NULL, h->dw->data, ldz, D, D, t, TW_F32, 1,
@@ -104,7 +122,7 @@ static void d_head(struct tw_dev *dev, const struct tw_head *h)
     if (!h->n || !(p = (char *)cu_scratch(d, CU_S_HEAD, head_bytes(h->n, V, D, grads))))
         return;
     for (int64_t i = 0; i < h->n && !d->err.code; i += c)
-        head_chunk(d, h, i, h->n - i < c ? h->n - i : c, (float *)p, p + zs, p + zs + xs);
+        head_chunk(d, h, i, h->n - i < c ? h->n - i : c, c, (float *)p, p + zs, p + zs + xs);
 }
 
 static size_t d_head_scratch(const struct tw_dev *d, int64_t n, int64_t V, int64_t D, int grads)
@@ -131,8 +149,7 @@ static void d_logits(struct tw_dev *dev, float *logits, const struct tw_tensor *
         int64_t part = n - i < c ? n - i : c;
         struct cu_mm q = { part, V, D, x, w->data, NULL, z, D, D, V, h->dtype, TW_F32, 1, 0 };
 
-        CU_ACT(h->dtype, gather_rows<A><<<(unsigned)part, 128, 0, d->stream>>>((A *)x,
-                    (const A *)h->data, h->ld, at + i, D));
+        CU_ACT(h->dtype, gather<A>(d, x, h, at + i, part));
         cu_nt(d, &q);
         tw_ops(dev)->get(dev, logits + i * V, z, (size_t)(part * V) * 4);
     }
@@ -149,8 +166,7 @@ void cu_logits(struct cu_dev *d, float *z, const struct tw_tensor *h, const int3
     if (!x)
         return;
     cu_upload(d, x + xs, row, (size_t)n * 4);
-    CU_ACT(h->dtype, gather_rows<A><<<(unsigned)n, 128, 0, d->stream>>>((A *)x, (const A *)h->data,
-                h->ld, (const int32_t *)(x + xs), D));
+    CU_ACT(h->dtype, gather<A>(d, x, h, (const int32_t *)(x + xs), n));
     cu_nt(d, &q);
 }
 
