@@ -16,13 +16,13 @@ static __device__ __forceinline__ void cu_after()
 #endif
 }
 template <typename... P, typename... Q> static inline void cu_start(struct cu_dev *d, void (*kernel)(P...),
-        dim3 grid, unsigned threads, size_t smem, Q... args)
+        dim3 grid, dim3 threads, size_t smem, Q... args)
 {
     cudaLaunchConfig_t c = {};
     cudaLaunchAttribute at = {};
 
     c.gridDim = grid;
-    c.blockDim = dim3(threads);
+    c.blockDim = threads;
     c.dynamicSmemBytes = smem;
     c.stream = d->stream;
     c.attrs = &at;

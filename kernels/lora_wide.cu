@@ -42,6 +42,19 @@ template <class K, class... P> static void launch(struct cu_dev *d, K kernel, di
     cu_start(d, kernel, grid, 128, smem, p...);
 }
 
+/* The same of shrink, with as many groups of warps as there is room for. */
+template <int N, class K, class... P> static void launch_groups(struct cu_dev *d, K kernel, int tiles,
+        size_t smem, P... p)
+{
+    unsigned n = GROUPS<N>;
+
+    while (n > 1 && smem * n > d->smem_max)
+        n--;
+    CU_TRY(d, cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                (int)(smem * n)));
+    cu_start(d, kernel, (unsigned)tiles, dim3(128, n), smem * n, p...);
+}
+
 /* Calls with RP, the columns of a slot at most. */
 #define CU_COLS(r, ...)                                                                            \
     do {                                                                                           \
@@ -140,7 +153,7 @@ template <int NM> static void shrink_x(struct cu_dev *d, const struct tw_lora_on
         struct wruns q = runs_of(one, NM, &at, false);
 
         if (q.n)
-            CU_COLS(q.max_cols, launch(d, wide_shrink<RP, NM, true>, dim3((unsigned)q.tiles),
+            CU_COLS(q.max_cols, launch_groups<RP * NM>(d, wide_shrink<RP, NM, true>, q.tiles,
                     steps_size<RP * NM, true>(), h, keep, (const bf16 *)x->data, x->ld,
                     x->cols, w, q));
     }
@@ -204,7 +217,7 @@ static void back_twice(struct cu_dev *d, const struct tw_lora_one *one, int m, c
 
     dh.p[0] = (bf16 *)dy->data + dy->cols, dh.ld[0] = dy->ld;
     inputs(&h, &wb, 0, one, m, x);
-    CU_COLS(q.max_cols, launch(d, wide_shrink<RP, 1, false>, dim3((unsigned)q.tiles),
+    CU_COLS(q.max_cols, launch_groups<RP>(d, wide_shrink<RP, 1, false>, q.tiles,
                 steps_size<RP, false>(), dh, none, (const bf16 *)dy->data, dy->ld, dy->cols,
                 wb, q));
     CU_DONE(d, "lora shrink");

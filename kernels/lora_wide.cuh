@@ -99,18 +99,15 @@ static __device__ __forceinline__ const struct wrun &run_of(const struct wruns &
     return q.run[i];
 }
 
-/* Shared memory of one step, and the steps that a block has: shrink is one block a multiprocessor, which
- * reads as fast as what it has on the way allows (8 KB of x a step). ROWS: the small factor lies n by k, else
- * k by n. */
+/* Shared memory of one step. ROWS: the small factor lies n by k, else k by n. */
 template <int N, bool ROWS> struct wstage {
-    static constexpr int STEPS = N <= 48 ? 6 : STAGES;
     bf16 x[TILE][XP];
     bf16 w[ROWS ? N : KT][ROWS ? XP : N + 8];
 };
 
 template <int N, bool ROWS> static constexpr size_t steps_size()
 {
-    return sizeof(wstage<N, ROWS>) * wstage<N, ROWS>::STEPS;
+    return sizeof(wstage<N, ROWS>) * STAGES;
 }
 
 /* Operand B of 8 columns at n, 16 k at k; W has rows of LD. */
@@ -160,27 +157,49 @@ template <int RP, int P> static __device__ __forceinline__ void load_k(bf16 (*s)
     }
 }
 
+template <int N> static constexpr int GROUPS = N <= 64 ? 4 : 1;      /* of four warps, at most */
+
+/* ACC of the first of the groups becomes the sum of all, by way of what steps were in. */
+template <int N> static __device__ __forceinline__ void meet(float (&acc)[N / 8][4], float *room, int group,
+        int groups)
+{
+    float *mine = room + (group - 1) * (N / 2 * 128) + threadIdx.x;
+
+    asm volatile("cp.async.wait_all;");
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < N / 2; i++)
+        if (group)
+            mine[i * 128] = acc[i / 4][i % 4];
+    __syncthreads();
+    for (int k = 1; k < groups && !group; k++)
+#pragma unroll
+        for (int i = 0; i < N / 2; i++)
+            acc[i / 4][i % 4] += room[(k - 1) * (N / 2 * 128) + i * 128 + threadIdx.x];
+}
+
 /* h tile [TILE, RP] = x tile . w over all k, for each of NM products. A: w is A below W, else s B
- * behind it. Columns of other slots become zero. The same to KEEP, where that is. */
-template <int RP, int NM, bool A> static __global__ void __launch_bounds__(128) wide_shrink(
+ * behind it. Columns of other slots become zero. The same to KEEP, where that is. A step is short, and
+ * waits for each of its parts: groups of four warps (y) take steps in turn, and their sums meet in order. */
+template <int RP, int NM, bool A> static __global__ void __launch_bounds__(128 * GROUPS<RP * NM>) wide_shrink(
         const __grid_constant__ struct places h, const __grid_constant__ struct places keep,
         const bf16 *x, int64_t ldx, int64_t in,
         const __grid_constant__ struct places w, const __grid_constant__ struct wruns q)
 {
     extern __shared__ __align__(16) unsigned char smem[];
     typedef wstage<RP * NM, A> stage;
-    constexpr int STEPS = stage::STEPS;
-    stage *s = (stage *)smem;
+    const int group = threadIdx.y, groups = blockDim.y;
+    stage *s = (stage *)smem + group * STAGES;
     int t0, t1, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const struct wrun &u = run_of(q, blockIdx.x, &t0, &t1);
-    int steps = (int)((in + KT - 1) / KT);
+    int steps = (int)((in + KT - 1) / KT), mine = (steps - group + groups - 1) / groups;
     float acc[RP * NM / 8][4] = {};
 
     cu_after();
     auto load = [&](int i) {
-        if (i < steps) {
-            stage &g = s[i % STEPS];
-            int64_t k0 = (int64_t)i * KT;
+        if (i < mine) {
+            stage &g = s[i % STAGES];
+            int64_t k0 = (int64_t)(i * groups + group) * KT;
 
             load_x(g.x, x, ldx, t0, t1, k0, in);
             if constexpr (A) {
@@ -197,14 +216,18 @@ template <int RP, int NM, bool A> static __global__ void __launch_bounds__(128) 
         }
         copy_done();
     };
-    for (int i = 0; i < STEPS - 1; i++)
+    for (int i = 0; i < STAGES - 1; i++)
         load(i);
-    for (int i = 0; i < steps; i++) {
-        asm volatile("cp.async.wait_group %0;" ::"n"(STEPS - 2));
+    for (int i = 0; i < (steps + groups - 1) / groups; i++) {   /* all as often, for barriers */
+        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2));
         __syncthreads();
-        load(i + STEPS - 1);
-        wstep<RP * NM, A, false>(acc, s[i % STEPS].x, s[i % STEPS].w[0]);
+        load(i + STAGES - 1);
+        if (i < mine)
+            wstep<RP * NM, A, false>(acc, s[i % STAGES].x, s[i % STAGES].w[0]);
     }
+    meet<RP * NM>(acc, (float *)smem, group, groups);
+    if (group)
+        return;
 #pragma unroll
     for (int f = 0; f < RP * NM / 8; f++)
 #pragma unroll
@@ -237,7 +260,6 @@ template <int RP, int NM> static __global__ void __launch_bounds__(128) wide_out
 {
     extern __shared__ __align__(16) unsigned char smem[];
     typedef wstage<RP * NM, false> stage;
-    constexpr int STEPS = stage::STEPS;
     stage *s = (stage *)smem;
     int chunk = blockIdx.x, i = 0, warp = threadIdx.x / 32, lane = threadIdx.x % 32, t0, t1;
     int64_t c0 = blockIdx.y * (int64_t)KT;
@@ -258,7 +280,7 @@ template <int RP, int NM> static __global__ void __launch_bounds__(128) wide_out
     cu_after();
     auto load = [&](int n) {
         if (n < steps) {
-            stage &g = s[n % STEPS];
+            stage &g = s[n % STAGES];
             int t = t0 + n * KT;
 
             load_x(g.x, p, ldp, t, t1, c0, C);
@@ -267,13 +289,13 @@ template <int RP, int NM> static __global__ void __launch_bounds__(128) wide_out
         }
         copy_done();
     };
-    for (int n = 0; n < STEPS - 1; n++)
+    for (int n = 0; n < STAGES - 1; n++)
         load(n);
     for (int n = 0; n < steps; n++) {
-        asm volatile("cp.async.wait_group %0;" ::"n"(STEPS - 2));
+        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2));
         __syncthreads();
-        load(n + STEPS - 1);
-        wstep<RP * NM, false, true>(acc, s[n % STEPS].x, s[n % STEPS].w[0]);
+        load(n + STAGES - 1);
+        wstep<RP * NM, false, true>(acc, s[n % STAGES].x, s[n % STAGES].w[0]);
     }
 #pragma unroll
     for (int f = 0; f < RP * NM / 8; f++)
