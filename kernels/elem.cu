@@ -35,22 +35,50 @@ template <class A, int V> static __global__ void rope_kernel(A *x, int64_t ld, i
     stv<V>(b, w);
 }
 
-template <class A> static __global__ void rope_pairs(A *x, int64_t ld, int64_t T, int nheads, int hd,
-        const float *cos, const float *sin, const int32_t *pos, int rot, float sign)
+/* Of pairs side by side, P of them, two numbers each; I counts threads. */
+template <class A, int P, class I> static __global__ void __launch_bounds__(256) rope_pairs(A *x, int64_t ld,
+        I n, int nheads, int hd, const float *cos, const float *sin, const int32_t *pos, int half, float sign)
 {
-    int half = rot / 2;
-    int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
-    int64_t t = i / ((int64_t)nheads * half);
+    constexpr int V = P == 4 ? 8 : 1;
+    const I i = blockIdx.x * (I)256 + threadIdx.x, row = i / (half / P), t = row / nheads;
 
-    if (t >= T)
+    if (i >= n)
         return;
-    int j = (int)(i % half), head = (int)(i / half % nheads);
-    A *a = x + t * ld + (int64_t)head * hd + 2 * j;
-    float c = cos[(int64_t)pos[t] * half + j], s = sin[(int64_t)pos[t] * half + j] * sign;
-    float u = ld1(a), w = ld1(a + 1);
+    const int j = (int)(i % (half / P)) * P;
+    const int64_t at = (int64_t)pos[t] * half + j;
+    A *a = x + t * ld + (int64_t)(row % nheads) * hd + 2 * j;
+    float v[2 * P], c[P], s[P];
 
-    st1(a, u * c - w * s);
-    st1(a + 1, w * c + u * s);
+#pragma unroll
+    for (int k = 0; k < 2 * P; k += V)
+        ldv<V>(*(float (*)[V])(v + k), a + k);
+#pragma unroll
+    for (int k = 0; k < P; k++)
+        c[k] = cos[at + k], s[k] = sin[at + k] * sign;
+#pragma unroll
+    for (int k = 0; k < P; k++) {
+        float u = v[2 * k], w = v[2 * k + 1];
+
+        v[2 * k] = u * c[k] - w * s[k];
+        v[2 * k + 1] = w * c[k] + u * s[k];
+    }
+#pragma unroll
+    for (int k = 0; k < 2 * P; k += V)
+        stv<V>(a + k, *(float (*)[V])(v + k));
+}
+
+static void pairs(struct cu_dev *d, struct tw_tensor *x, int64_t nheads, int64_t hd, const struct tw_rope *r,
+        float sign)
+{
+    int64_t half = r->rot / 2, n = x->rows * nheads * half;
+
+    if (cu_vec8(x, hd) && half % 4 == 0 && n / 4 < INT32_MAX - 256)
+        CU_ACT(x->dtype, rope_pairs<A, 4, int><<<(unsigned)cu_div(n / 4, 256), 256, 0, d->stream>>>(
+                (A *)x->data, x->ld, (int)(n / 4), (int)nheads, (int)hd, r->cos, r->sin, r->pos, (int)half,
+                sign));
+    else
+        CU_ACT(x->dtype, rope_pairs<A, 1, int64_t><<<(unsigned)cu_div(n, 256), 256, 0, d->stream>>>(
+                (A *)x->data, x->ld, n, (int)nheads, (int)hd, r->cos, r->sin, r->pos, (int)half, sign));
 }
 
 static void d_rope(struct tw_dev *dev, struct tw_tensor *x, int64_t nheads, int64_t hd,
@@ -58,15 +86,14 @@ static void d_rope(struct tw_dev *dev, struct tw_tensor *x, int64_t nheads, int6
 {
     struct cu_dev *d = cu(dev);
     int64_t half = r->rot / 2;
-    bool eight = cu_vec8(x, hd) && half % 8 == 0 && !r->interleaved;
+    bool eight = cu_vec8(x, hd) && half % 8 == 0;
     int64_t n = x->rows * nheads * half / (eight ? 8 : 1);
     unsigned grid = (unsigned)cu_div(n, 256);
 
     if (!n)
         return;
     if (r->interleaved)
-        CU_ACT(x->dtype, rope_pairs<A><<<grid, 256, 0, d->stream>>>((A *)x->data, x->ld, x->rows,
-                    (int)nheads, (int)hd, r->cos, r->sin, r->pos, (int)r->rot, (float)sign));
+        pairs(d, x, nheads, hd, r, (float)sign);
     else
         CU_ACT(x->dtype, CU_VEC(eight, rope_kernel<A, V><<<grid, 256, 0, d->stream>>>((A *)x->data,
                     x->ld, x->rows, (int)nheads, (int)hd, r->cos, r->sin, r->pos, (int)r->rot,

@@ -7,6 +7,7 @@
 #define WARPS 4                 /* tokens of a block */
 #define PIECE 512               /* choices sorted by a warp */
 #define SUM_ROWS 8              /* of probabilities read at a time */
+#define AT_ONCE 16              /* pieces */
 
 struct route_arg {
     struct tw_route r;
@@ -144,13 +145,18 @@ static __global__ void border_k(int32_t *start, int32_t *part, int pieces, int E
     extern __shared__ int32_t count[];
 
     for (int e = threadIdx.x; e < E; e += blockDim.x) {
-        int32_t sum = 0;
+        int32_t sum = 0, x[AT_ONCE];
 
-        for (int i = 0; i < pieces; i++) {
-            int32_t x = part[(int64_t)i * E + e];
-
-            part[(int64_t)i * E + e] = sum;
-            sum += x;
+        for (int first = 0; first < pieces; first += AT_ONCE) {
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++)
+                x[i] = first + i < pieces ? part[(int64_t)(first + i) * E + e] : 0;
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) {
+                if (first + i < pieces)
+                    part[(int64_t)(first + i) * E + e] = sum;
+                sum += x[i];
+            }
         }
         count[e] = sum;
     }
