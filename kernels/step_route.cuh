@@ -7,34 +7,58 @@
 /* Tokens whose logits are made at once; pieces of 256 weights that are fetched before those are there. */
 enum { TOKENS = 8, EARLY = 8, MOST_E = 1024, MOST_K = 32 };
 
-/* A warp normalises a token into shared memory, rounded as in a pass, and to KEEP when that is not NULL. */
+/* Eight of a token, to be normalised: their squares, and by the factor R. */
+static __device__ __forceinline__ void squares_of(float &sq, const uint4 &u)
+{
+    float v[8];
+
+    ldv<8>(v, (const bf16 *)&u);
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        sq = fmaf(v[j], v[j], sq);
+}
+
+static __device__ __forceinline__ void norm_eight(const moe_arg &a, bf16 *to, bf16 *keep, const uint4 &u, int k,
+        float r)
+{
+    float v[8], n[8];
+
+    ldv<8>(v, (const bf16 *)&u);
+    ldv<8>(n, a.norm + k);
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        v[j] = v[j] * r * (n[j] + a.off);
+    stv<8>(to + k, v);
+    if (keep)
+        stv<8>(keep + k, v);
+}
+
+/* A warp normalises a token into shared memory, rounded as in a pass, and to KEEP when that is not NULL. The
+ * first pieces are on their way at once and stay in registers. */
 static __device__ __forceinline__ void norm_row(const moe_arg &a, bf16 *to, bf16 *keep, int t)
 {
-    int lane = threadIdx.x % 32;
+    const int first = threadIdx.x % 32 * 8;
     const bf16 *x = a.x + t * a.ldx;
+    uint4 u[EARLY];
     float sq = 0;
 
-    for (int k = lane * 8; k < a.D; k += 256) {
-        float v[8];
-
-        ldv<8>(v, x + k);
 #pragma unroll
-        for (int j = 0; j < 8; j++)
-            sq = fmaf(v[j], v[j], sq);
-    }
+    for (int i = 0; i < EARLY; i++)
+        if (first + i * 256 < a.D)
+            u[i] = *(const uint4 *)(x + first + i * 256);
+#pragma unroll
+    for (int i = 0; i < EARLY; i++)
+        if (first + i * 256 < a.D)
+            squares_of(sq, u[i]);
+    for (int k = first + EARLY * 256; k < a.D; k += 256)
+        squares_of(sq, *(const uint4 *)(x + k));
     sq = 1 / sqrtf(warp_sum(sq) / (float)a.D + a.eps);
-    for (int k = lane * 8; k < a.D; k += 256) {
-        float v[8], n[8];
-
-        ldv<8>(v, x + k);
-        ldv<8>(n, a.norm + k);
 #pragma unroll
-        for (int j = 0; j < 8; j++)
-            v[j] = v[j] * sq * (n[j] + a.off);
-        stv<8>(to + k, v);
-        if (keep)
-            stv<8>(keep + k, v);
-    }
+    for (int i = 0; i < EARLY; i++)
+        if (first + i * 256 < a.D)
+            norm_eight(a, to, keep, u[i], first + i * 256, sq);
+    for (int k = first + EARLY * 256; k < a.D; k += 256)
+        norm_eight(a, to, keep, *(const uint4 *)(x + k), k, sq);
 }
 
 /* Scores of experts outside the best groups become -infinity. */
