@@ -254,6 +254,56 @@ static __global__ void __launch_bounds__(128) latents_k(const __grid_constant__ 
     }
 }
 
+/* u of a head for TOK tokens: their splits joined in order. What is read does not wait for one another. */
+static __device__ __forceinline__ void join(const mla_arg &a, float (*u)[MOST], int h, int t0, int n)
+{
+    __shared__ float top[TOK][SPLITS], sum[TOK][SPLITS], all[TOK];
+    const int x = threadIdx.x, t = x / SPLITS, i = x % SPLITS;
+    const float *part[TOK];
+    int ns[TOK];
+
+#pragma unroll
+    for (int k = 0; k < TOK; k++) {
+        int pos = k < n ? a.v.pos[t0 + k] : -1;
+
+        ns[k] = pos < 0 ? 0 : pos / a.keys + 1;
+        part[k] = a.part + ((int64_t)(t0 + k) * a.nh + h) * a.splits * a.rkv;
+    }
+    if (t < n && i < a.splits) {
+        const float2 s = *(const float2 *)(a.stat + (((int64_t)(t0 + t) * a.nh + h) * a.splits + i) * 2);
+
+        top[t][i] = s.x, sum[t][i] = s.y;
+    }
+    __syncthreads();
+    if (t < n && !i) {
+        float most = -INFINITY, y = 0;
+        const int all_of = a.v.pos[t0 + t] < 0 ? 0 : a.v.pos[t0 + t] / a.keys + 1;
+
+        for (int k = 0; k < all_of; k++)
+            most = fmaxf(most, top[t][k]);
+        for (int k = 0; k < all_of; k++) {
+            top[t][k] = ex2(top[t][k] - most);
+            y = fmaf(sum[t][k], top[t][k], y);
+        }
+        all[t] = y;
+    }
+    __syncthreads();
+    for (int c = x * 2; c < a.rkv; c += 512)
+#pragma unroll
+        for (int k = 0; k < TOK; k++) {
+            float y = 0, z = 0;
+
+#pragma unroll 2
+            for (int j = 0; j < ns[k]; j++) {
+                float2 v = *(const float2 *)(part[k] + (int64_t)j * a.rkv + c);
+
+                y = fmaf(top[k][j], v.x, y);
+                z = fmaf(top[k][j], v.y, z);
+            }
+            *(float2 *)&u[k][c] = ns[k] ? make_float2(y / all[k], z / all[k]) : make_float2(0, 0);
+        }
+}
+
 /* ROWS components of a head's output for TOK tokens: the splits joined in order, then a warp is four
  * rows of V_h. */
 static __global__ void __launch_bounds__(256) values_k(const __grid_constant__ mla_arg a)
@@ -271,49 +321,34 @@ static __global__ void __launch_bounds__(256) values_k(const __grid_constant__ m
                 w[i][k] = *(const uint4 *)(a.w + ((int64_t)h * (a.dn + a.dv) + a.dn + r0 + warp * 4 + i) *
                                            a.ldw + (k * 32 + lane) * 8);
     step_wait();
-    for (int t = 0; t < n; t++) {
-        int pos = a.v.pos[t0 + t], ns = pos < 0 ? 0 : pos / a.keys + 1;
-        int64_t at = ((int64_t)(t0 + t) * a.nh + h) * a.splits;
-        float top = -INFINITY, sum = 0;
-
-        for (int i = 0; i < ns; i++)
-            top = fmaxf(top, a.stat[(at + i) * 2]);
-        for (int i = 0; i < ns; i++)
-            sum = fmaf(a.stat[(at + i) * 2 + 1], ex2(a.stat[(at + i) * 2] - top), sum);
-        for (int c = threadIdx.x; c < a.rkv; c += 256) {
-            float y = 0;
-
-            for (int i = 0; i < ns; i++)
-                y = fmaf(ex2(a.stat[(at + i) * 2] - top), a.part[(at + i) * a.rkv + c], y);
-            u[t][c] = ns ? y / sum : 0;
-        }
-    }
+    join(a, u, h, t0, n);
     __syncthreads();
+#pragma unroll 1
+    for (int t = 0; t < n; t++) {
+        float x[2][8], y[4] = {};
+
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        int r = r0 + warp * 4 + i;
-
-        if (r >= a.dv)
-            break;
-        for (int t = 0; t < n; t++) {
-            float y = 0;
-
+        for (int k = 0; k < 2; k++)
+            if ((k * 32 + lane) * 8 < a.rkv)
+                ldv<8>(x[k], &u[t][(k * 32 + lane) * 8]);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
 #pragma unroll
             for (int k = 0; k < 2; k++) {
-                const float *x = &u[t][(k * 32 + lane) * 8];
                 uint32_t b[4] = { w[i][k].x, w[i][k].y, w[i][k].z, w[i][k].w };
 
                 if ((k * 32 + lane) * 8 < a.rkv)
 #pragma unroll
                     for (int j = 0; j < 4; j++) {
-                        y = fmaf(x[2 * j], __uint_as_float(b[j] << 16), y);
-                        y = fmaf(x[2 * j + 1], __uint_as_float(b[j] & 0xffff0000u), y);
+                        y[i] = fmaf(x[k][2 * j], __uint_as_float(b[j] << 16), y[i]);
+                        y[i] = fmaf(x[k][2 * j + 1], __uint_as_float(b[j] & 0xffff0000u), y[i]);
                     }
             }
-            y = warp_sum(y);
-            if (!lane)
-                a.o[(t0 + t) * a.ldo + h * a.dv + r] = __float2bfloat16_rn(y);
+            y[i] = warp_sum(y[i]);
         }
+        if (lane < 4 && r0 + warp * 4 + lane < a.dv)
+            a.o[(t0 + t) * a.ldo + h * a.dv + r0 + warp * 4 + lane] = __float2bfloat16_rn(
+                    lane == 0 ? y[0] : lane == 1 ? y[1] : lane == 2 ? y[2] : y[3]);
     }
 }
 
