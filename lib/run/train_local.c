@@ -1,5 +1,6 @@
 /* train_local.c - training on this machine: the engine's verbs */
 #include "base/io.h"
+#include "base/json.h"
 #include "run/train_priv.h"
 #include <inttypes.h>
 #include <stdlib.h>
@@ -9,10 +10,29 @@ static int check(struct tw_trainer *t, struct tw_err *err)
     return tw_train_device(t->o, &t->dev, err);
 }
 
-/* The rank of the adapter to come; of one that is not read yet, what most have at most. */
+/* The largest rank of an adapter that is not read yet: what is wrong with it is said when it is. */
+static int64_t rank_in(const char *dir)
+{
+    char *path = tw_path_join(dir, "adapter_config.json");
+    struct tw_arena a = { 0 };
+    struct tw_err none = { 0 };
+    const struct tw_json *j = tw_json_file(&a, path, 0, &none), *p = j ? tw_json_get(j, "rank_pattern") : NULL;
+    int64_t r = 0;
+
+    if (j)
+        tw_json_get_int(j, "r", &r, &none);
+    for (int64_t i = 0; p && p->type == TW_JOBJ && i < p->n; i++)
+        if (p->item[i].type == TW_JNUM && p->item[i].is_int && p->item[i].i > r)
+            r = p->item[i].i;
+    tw_arena_free(&a);
+    free(path);
+    return r > 0 ? r : 16;
+}
+
+/* The rank of the adapter to come. */
 static int64_t lora_room(const struct tw_trainer *t)
 {
-    return !t->use_lora ? 0 : t->adapter_dir ? 16 : t->lora.r;
+    return !t->use_lora ? 0 : t->adapter_dir ? rank_in(t->adapter_dir) : t->lora.r;
 }
 
 /* Options that speak of routers. */
