@@ -70,6 +70,8 @@ static const struct tw_opt table[] = {
         "sample from the newest weights that a trainer publishes in RUN" },
     { "max-lag", 0, TW_OINT(struct tw_sample_opts, max_lag, 0, 1 << 20), "N", "1",
         "optimiser steps that rollouts may run ahead of the trainer; with --policy" },
+    { "exact", 0, TW_OFLAG(struct tw_sample_opts, exact), NULL, NULL,
+        "log-probabilities are those of a trainer's pass to the bit; costs speed on a GPU" },
     TW_GROUP("Engine"),
     { "max-batch", 0, TW_OINT(struct tw_sample_opts, max_batch, 1, 65536), "N", "32",
         "sequences decoded at once" },

@@ -27,6 +27,8 @@ static const struct tw_opt table[] = {
         "tokens kept for prompts of a tenant that begin alike; 0: none" },
     { "full", 0, TW_OFLAG(struct tw_serve_opts, full), NULL, NULL,
         "let one model at a time train all weights, on a copy of its own" },
+    { "exact", 0, TW_OFLAG(struct tw_serve_opts, exact), NULL, NULL,
+        "what is sampled has the log-probabilities of a training pass to the bit; costs speed on a GPU" },
     TW_GROUP("Server"),
     { "listen", 0, TW_OSTR(struct tw_serve_opts, listen), "HOST:PORT|unix:PATH", "127.0.0.1:8000",
         "where to listen; port 0 takes a free one" },

@@ -286,10 +286,10 @@ static bool even(const struct tw_tensor *t)
     return t->dtype == TW_BF16 && t->ld % 8 == 0 && (uintptr_t)t->data % 16 == 0;
 }
 
-/* Whether sequences of few rows are kept apart in a call with heads of HD. */
-static bool few_apart(const struct cu_dev *d, bool fast, int64_t hd)
+/* Whether sequences of few rows are kept apart in call A, for kernels that split their keys. */
+static bool few_apart(const struct cu_dev *d, bool fast, const struct tw_attn *a)
 {
-    return fast && cu_attn_few_smem(hd) <= d->smem_max;
+    return fast && !a->whole && cu_attn_few_smem(a->hd) <= d->smem_max;
 }
 
 static void attn(struct tw_dev *dev, struct tw_tensor *o, float *lse, const struct tw_tensor *q,
@@ -300,7 +300,7 @@ static void attn(struct tw_dev *dev, struct tw_tensor *o, float *lse, const stru
     struct attn_arg x;
     struct attn_count n;
 
-    if (!a->nseq || !q->rows || !begin(d, &x, a, few_apart(d, fast, a->hd)))
+    if (!a->nseq || !q->rows || !begin(d, &x, a, few_apart(d, fast, a)))
         return;
     x.q = q->data;
     x.k = k->data;
@@ -319,6 +319,8 @@ static void attn(struct tw_dev *dev, struct tw_tensor *o, float *lse, const stru
     n.few_splits = splits(d->attn, a);
     if (cu_attn_wg(d, &x, &n, q, k, v))
         n.packed = false;
+    if (a->whole && cu_attn_paged(d, &x, &n))
+        n.paged = false;
     cu_attn_mma(d, &x, &n);
     cu_attn_few(d, &x, &n);
 }
@@ -334,7 +336,7 @@ static void attn_bwd(struct tw_dev *dev, struct tw_tensor *dq, struct tw_tensor 
     struct attn_arg x;
     float *delta;
 
-    if (!a->nseq || !q->rows || !begin(d, &x, a, few_apart(d, fast, a->hd)))
+    if (!a->nseq || !q->rows || !begin(d, &x, a, few_apart(d, fast, a)))
         return;
     delta = (float *)cu_scratch(d, CU_S_ATTN, (size_t)(q->rows * a->nh) * sizeof *delta);
     if (!delta)
@@ -405,7 +407,7 @@ static void kv_put(struct tw_dev *dev, const struct tw_tensor *k, const struct t
     struct attn_arg x;
 
     if (!a->nseq || !k->rows || !begin(d, &x, a,
-            few_apart(d, k->dtype == TW_BF16 && a->hd % 8 == 0, a->hd)))
+            few_apart(d, k->dtype == TW_BF16 && a->hd % 8 == 0, a)))
         return;
     x.k = k->data;
     x.v = v->data;

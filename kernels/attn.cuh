@@ -85,6 +85,8 @@ struct attn_latent {
     void *dpe;
 };
 bool cu_attn_latent(struct cu_dev *d, const struct attn_latent *l, const struct tw_attn *a);
+/* attn_paged.cu: sequences over blocks in the bits of cu_attn_wg(). */
+bool cu_attn_paged(struct cu_dev *d, const struct attn_arg *a, const struct attn_count *n);
 /* attn_mma.cu, attn_bwd.cu, attn_few.cu: BF16, head sizes in eights up to 256. */
 void cu_attn_mma(struct cu_dev *d, const struct attn_arg *a, const struct attn_count *n);
 void cu_attn_mma_bwd(struct cu_dev *d, const struct attn_arg *a, const struct attn_count *n);

@@ -67,7 +67,8 @@ static __device__ __forceinline__ void mask(float (*s)[KEYS / 8][4], const int (
             }
 }
 
-/* One step of the running softmax: s becomes p; o and sum are rescaled. l2 = scale log2 e. */
+/* One step of the running softmax: s becomes p; o and sum are rescaled. l2 = scale log2 e. What is contracted
+ * is written out, so that a tile of which a row sees nothing leaves its bits alone. */
 template <int ND>
 static __device__ __forceinline__ void soft(float (*s)[4], float (*o)[4], float *max, float *sum,
         float l2)
@@ -81,16 +82,16 @@ static __device__ __forceinline__ void soft(float (*s)[4], float (*o)[4], float 
             top = fmaxf(top, fmaxf(s[n][2 * h], s[n][2 * h + 1]));
         top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
         top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-        base = top == -INFINITY ? 0 : top * l2;     /* nothing seen so far */
-        fix = ex2(max[h] * l2 - base);
+        base = top == -INFINITY ? 0 : __fmul_rn(top, l2);   /* nothing seen so far */
+        fix = ex2(__fsub_rn(__fmul_rn(max[h], l2), base));
         max[h] = top;
 #pragma unroll
         for (int n = 0; n < KEYS / 8; n++) {
-            s[n][2 * h] = ex2(s[n][2 * h] * l2 - base);
-            s[n][2 * h + 1] = ex2(s[n][2 * h + 1] * l2 - base);
+            s[n][2 * h] = ex2(__fmaf_rn(s[n][2 * h], l2, -base));
+            s[n][2 * h + 1] = ex2(__fmaf_rn(s[n][2 * h + 1], l2, -base));
             add += s[n][2 * h] + s[n][2 * h + 1];
         }
-        sum[h] = sum[h] * fix + add;
+        sum[h] = __fmaf_rn(sum[h], fix, add);
 #pragma unroll
         for (int n = 0; n < ND; n++) {
             o[n][2 * h] *= fix;

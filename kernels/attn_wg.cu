@@ -66,45 +66,6 @@ static __device__ __forceinline__ void produce(const attn_arg &a, const maps &m,
     }
 }
 
-/* One step of the running softmax over tile j: s becomes P, fix what O has to be multiplied by. */
-static __device__ __forceinline__ void soft(const attn_arg &a, float *s, float *max, float *sum,
-        float *fix, const int *pos, int j, bool mask, int lane)
-{
-    float l2 = a.scale * 1.44269504f;
-
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        float top = max[h], base, add = 0;
-
-        if (mask)
-#pragma unroll
-            for (int n = 0; n < KEYS / 8; n++)
-#pragma unroll
-                for (int i = 2 * h; i < 2 * h + 2; i++) {
-                    int key = j + n * 8 + (lane & 3) * 2 + (i & 1);
-
-                    if (key > pos[h] || (a.window && pos[h] - key >= a.window))
-                        s[n * 4 + i] = -INFINITY;
-                }
-#pragma unroll
-        for (int n = 0; n < KEYS / 8; n++)
-            top = fmaxf(top, fmaxf(s[n * 4 + 2 * h], s[n * 4 + 2 * h + 1]));
-        top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-        top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-        base = top == -INFINITY ? 0 : top * l2;         /* nothing seen so far */
-        fix[h] = ex2(max[h] * l2 - base);
-        max[h] = top;
-#pragma unroll
-        for (int n = 0; n < KEYS / 8; n++)
-#pragma unroll
-            for (int i = 2 * h; i < 2 * h + 2; i++) {
-                s[n * 4 + i] = ex2(s[n * 4 + i] * l2 - base);
-                add += s[n * 4 + i];
-            }
-        sum[h] = sum[h] * fix[h] + add;
-    }
-}
-
 template <int HDP>
 static __device__ __forceinline__ void finish(const attn_arg &a, const attn_tile &t,
         const attn_seq &s, const reach &x, char *tile, const float *o, const float *max, float *sum,
@@ -173,7 +134,7 @@ static __device__ __forceinline__ void consume(const attn_arg &a, char *base, ui
         wg_hold<KEYS / 2>(sc);
         if (lane == 0)
             bar_arrive(bar + 8 * (B_KFREE + st));
-        soft(a, sc, max, sum, fix, pos, j,
+        wg_soft<KEYS>(a, sc, max, sum, fix, pos, j,
              j + KEYS > first + 1 || (a.window && last - j >= a.window), lane);
         wg_wait<0>();
         wg_hold<HV / 2>(o);

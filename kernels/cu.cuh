@@ -36,6 +36,7 @@ struct cu_dev {
     cudaStream_t stream;        /* everything is queued here, in order */
     struct tw_err err;          /* the first failure */
     struct cu_buf scratch[CU_NSCRATCH];
+    bool whole;                 /* a row's bits are not to depend on how many there are */
     struct cu_gemm *gemm;
     struct cu_attn *attn, *attn_of[2];  /* of the call at hand: over blocks, layers with a window have
                                  * one of their own (1), for theirs are other blocks */
@@ -92,6 +93,9 @@ static inline int64_t cu_ld(const struct tw_mat *w)
 {
     return w->cols + w->ext;
 }
+/* chain.cu: cu_nt() of BF16 in one ascending chain over k for any number of rows, for products that are not so
+ * large; false: not these. */
+bool cu_chain(struct cu_dev *d, const struct cu_mm *p);
 bool cu_gemm_open(struct cu_dev *d);
 void cu_gemm_close(struct cu_dev *d);
 
@@ -112,6 +116,9 @@ void cu_head_ops(struct tw_ops *o);
 /* The logits of rows row[i] (host) of h, to z (dev) [n, V]. */
 void cu_logits(struct cu_dev *d, float *z, const struct tw_tensor *h, const int32_t *row, int64_t n,
         const struct tw_mat *w);
+/* Says the log-probabilities of N choices from their logits anew, by the kernel that head() has; ROOM: (dev)
+ * of 12 bytes a row. */
+void cu_report(struct cu_dev *d, float *z, int64_t V, struct tw_choice *choice, int64_t n, char *room);
 /* optim.cu */
 void cu_optim_ops(struct tw_ops *o);
 /* small.cu */
@@ -123,6 +130,8 @@ void cu_small_put(struct tw_dev *dev, const struct tw_small *s, bool second, con
 size_t cu_muon_scratch(const struct tw_dev *dev, int64_t rows, int64_t cols);
 void cu_muon(struct tw_dev *dev, const struct tw_muon_item *item, int64_t n, bool rows,
         const struct tw_muon *p, const float *scale);
+/* attn_wg.cu: whether kernels of Hopper's own instructions were compiled for the GPU that is there. */
+bool cu_attn_wg_real(void);
 /* attn.cu: attn, attn_bwd, kv_bytes, kv_put */
 void cu_attn_ops(struct tw_ops *o);
 void cu_attn_close(struct cu_dev *d);

@@ -152,6 +152,15 @@ static int d_sync(struct tw_dev *dev, struct tw_err *err)
     return -1;
 }
 
+static bool d_whole(struct tw_dev *dev, bool on)
+{
+    struct cu_dev *d = cu(dev);
+    bool can = d->major == 9 && cu_attn_wg_real();
+
+    d->whole = on && can;
+    return can;
+}
+
 static void d_memory(struct tw_dev *dev, size_t *used, size_t *free)
 {
     size_t total = 0;
@@ -204,6 +213,7 @@ static struct tw_ops make_ops(bool hopper)
     o.copy = d_copy;
     o.zero = d_zero;
     o.sync = d_sync;
+    o.whole = d_whole;
     o.memory = d_memory;
     o.peak = d_peak;
     o.close = d_close;

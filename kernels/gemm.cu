@@ -3,7 +3,7 @@
  * again then tries others of the ranking, in the place of the first, and stays with the one that took
  * least time. Only those are tried that give the same bytes: on Hopper the products of BF16 add up
  * k in ascending steps of 16 whatever their tiles are, unless they split k (seen equal for every
- * algorithm of 108 products). So neither time nor chance changes a result, and nothing has to be
+ * algorithm of 228 products). So neither time nor chance changes a result, and nothing has to be
  * remembered from run to run. */
 #include "cu.cuh"
 #include <math.h>
@@ -13,11 +13,14 @@
 static const size_t WORKSPACE = (size_t)64 << 20;
 enum { NBUCKET = 1024 };        /* of the table of plans */
 enum { TRIED = 8, WARM = 40, ROUNDS = 3 };      /* algorithms, uses before, trials of each */
+enum { FEW = 64, SOME = 256 };  /* tokens of a product that the library is slow to begin; of a large one that
+                                 * chain.cu is not too slow for */
+enum { NVJET = 66 };            /* the library's number of its kernels for Hopper */
 static const double LARGE = 2e9;        /* multiply-adds of a product that is worth it */
 
 struct key {                    /* all that a plan depends on; no padding: compared as bytes */
     int64_t m, n, k, lda, ldb, ldc, batch, sa, sb, sc;
-    int32_t ta, tb, t, ct, beta, align;
+    int32_t ta, tb, t, ct, beta, align, whole, pad;
 };
 
 struct plan {
@@ -27,6 +30,7 @@ struct plan {
     cublasLtMatrixLayout_t a, b, c;
     cublasLtMatmulAlgo_t algo[TRIED];   /* algo[best] is used */
     int nalgo, best, trials;    /* trials: -WARM.. while others are not yet tried */
+    bool ours;                  /* it is to be whole: chain.cu's */
     float ms[TRIED];
     cudaEvent_t from[TRIED], to[TRIED];         /* around the latest trial of each; made when needed */
 };
@@ -102,16 +106,51 @@ static bool one_piece(const cublasLtMatmulAlgo_t *a)
                     sizeof scheme, &n) && parts <= 1 && !scheme;
 }
 
-/* Keeps the first of the ranking, and what may stand in for it. */
+/* Whether it is of the kind whose order of sums is known: others (for one row, for rows that are not aligned)
+ * add up in orders of their own. */
+static bool known(const cublasLtMatmulAlgo_t *a)
+{
+    int32_t id = 0;
+    size_t n;
+
+    return !cublasLtMatmulAlgoConfigGetAttribute(a, CUBLASLT_ALGO_CONFIG_ID, &id, sizeof id, &n) &&
+            id == NVJET && one_piece(a);
+}
+
+/* The first of the ranking that is ONE; N: there is none. */
+static int first_of(const cublasLtMatmulHeuristicResult_t *found, int n,
+        bool (*one)(const cublasLtMatmulAlgo_t *))
+{
+    int i = 0;
+
+    while (i < n && !one(&found[i].algo))
+        i++;
+    return i;
+}
+
+static bool is_large(int64_t m, int64_t n, int64_t k)
+{
+    return (double)m * (double)n * (double)k >= LARGE;
+}
+
+/* Keeps the first of the ranking, and what may stand in for it. Of a product that is to be whole the first that
+ * is known; where there is none chain.cu makes it, or, when it is too large for that, the first that does not
+ * split k. */
 static void keep(struct cu_dev *d, struct plan *p, const cublasLtMatmulHeuristicResult_t *found, int n)
 {
     const struct key *k = &p->key;
-    bool many = d->major == 9 && k->t == TW_BF16 &&
-            (double)k->m * (double)k->n * (double)k->k >= LARGE && one_piece(&found[0].algo);
+    bool large = is_large(k->m, k->n, k->k);
+    int first = k->whole ? first_of(found, n, known) : 0;
+
+    if (first == n && large && k->m > SOME)
+        first = first_of(found, n, one_piece);
+    p->ours = first == n;
+    first = p->ours ? 0 : first;
+    bool many = d->major == 9 && k->t == TW_BF16 && large && one_piece(&found[first].algo);
 
     p->trials = -WARM;
-    p->algo[p->nalgo++] = found[0].algo;
-    for (int i = 1; many && i < n; i++)
+    p->algo[p->nalgo++] = found[first].algo;
+    for (int i = first + 1; many && i < n; i++)
         if (one_piece(&found[i].algo))
             p->algo[p->nalgo++] = found[i].algo;
     for (int i = 0; i < TRIED; i++)
@@ -273,13 +312,16 @@ static void poison(struct cu_dev *d, const struct cu_mm *q)
 
 static void multiply(struct cu_dev *d, const struct cu_mm *q, bool ta, bool tb)
 {
+    bool whole = d->whole && q->t == TW_BF16 && !ta && tb;
     struct key k = { q->m, q->n, q->k, q->lda, q->ldb, q->ldc, q->batch, q->sa, q->sb, q->sc, ta, tb,
-        q->t, q->ct, q->beta != 0, alignment(q) };
+        q->t, q->ct, q->beta != 0, alignment(q), whole };
     struct plan *p;
     bool trial;
     int i;
 
-    if (d->err.code || !q->m || !q->n || !(p = plan_find(d, &k)))
+    if (d->err.code || !q->m || !q->n || (whole && q->m <= FEW && cu_chain(d, q)) || !(p = plan_find(d, &k)))
+        return;
+    if (p->ours && cu_chain(d, q))
         return;
     poison(d, q);
     i = choose(d, p, &trial);

@@ -3,6 +3,7 @@
  * in the first half of each row when that is what the products read): softmax.cu. */
 #include "softmax.cuh"
 #include <math.h>
+#include <stdlib.h>
 
 static const size_t HEAD_BYTES = (size_t)640 << 20;
 
@@ -168,6 +169,34 @@ void cu_logits(struct cu_dev *d, float *z, const struct tw_tensor *h, const int3
     cu_upload(d, x + xs, row, (size_t)n * 4);
     CU_ACT(h->dtype, gather<A>(d, x, h, (const int32_t *)(x + xs), n));
     cu_nt(d, &q);
+}
+
+void cu_report(struct cu_dev *d, float *z, int64_t V, struct tw_choice *choice, int64_t n, char *room)
+{
+    int32_t *target = (int32_t *)malloc((size_t)n * 12);
+    float *temp = (float *)(target + n), *logp = temp + n;
+
+    if (!target) {
+        cu_fail(d, "out of memory");
+        return;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        target[i] = choice[i].id < 0 ? 0 : choice[i].id;
+        temp[i] = choice[i].temperature > 0 ? (float)choice[i].temperature : 1;
+    }
+    struct cu_soft q = {};
+
+    q.target = (const int32_t *)room;
+    q.temp = (const float *)room + n;
+    q.logp = (float *)room + 2 * n;
+
+    cu_upload(d, room, target, (size_t)n * 8);
+    cu_softmax(d, z, V, n, TW_BF16, &q);
+    CU_TRY(d, cudaMemcpyAsync(logp, q.logp, (size_t)n * 4, cudaMemcpyDeviceToHost, d->stream));
+    CU_TRY(d, cudaStreamSynchronize(d->stream));
+    for (int64_t i = 0; i < n && !d->err.code; i++)
+        choice[i].logp = choice[i].id < 0 ? choice[i].logp : logp[i];
+    free(target);
 }
 
 static float d_pick(const struct tw_dev *d, const float *z, int64_t V, float temp, int32_t target)

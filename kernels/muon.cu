@@ -216,6 +216,7 @@ void cu_muon(struct tw_dev *dev, const struct tw_muon_item *item, int64_t n, boo
     char *mem = (char *)cu_scratch(d, CU_S_MUON, cu_muon_scratch(dev, r, c));
     struct mats s = { size, up(size), 0 };
 
+    d->whole = false;           /* an update is no pass */
     for (int64_t i = 0; mem && i < n; i++)
         for (int64_t k = 0; k < tw_mat_count(item[i].w); k++) {
             const struct tw_mat *w = item[i].w;

@@ -457,7 +457,7 @@ static void choose_rows(struct tw_dev *dev, const struct tw_tensor *h, const int
             top = choice[j].top_n > top ? choice[j].top_n : top;
         }
         size_t rows = (size_t)part * sizeof(struct choose_row), bytes = rows + (size_t)seen * 8;
-        char *mem = (char *)cu_step_buf(d, STEP_IN, bytes), *host = (char *)malloc(bytes);
+        char *mem = (char *)cu_step_buf(d, STEP_IN, bytes + (size_t)part * 12), *host = (char *)malloc(bytes);
         float *z = (float *)cu_step_buf(d, STEP_LOGITS, (size_t)(part * w->rows) * 4);
 
         if (!host)
@@ -481,6 +481,8 @@ static void choose_rows(struct tw_dev *dev, const struct tw_tensor *h, const int
             CU_TRY(d, cudaStreamSynchronize(d->stream));
             if (!d->err.code)
                 read_back(&a, choice + i, part);
+            if (!d->err.code && d->whole)
+                cu_report(d, z, w->rows, choice + i, part, mem);
         }
         free(host);
     }

@@ -34,9 +34,6 @@ bool cu_attn_map_of(struct tma_map *m, const struct attn_box *b);
 bool cu_attn_latent_maps(struct tma_map *k, struct tma_map *v, struct tma_map *p,
         const struct tw_tensor *kv, const struct tw_tensor *pe, int64_t nh, int64_t tokens);
 
-/* Whether these kernels were compiled for the GPU that is there. */
-bool cu_attn_wg_real(void);
-
 #if defined(__CUDACC__)
 #if TW_HOPPER
 /* Queues the copy of one box from (column, head, token). */
@@ -233,6 +230,48 @@ static __device__ __forceinline__ void wg_stage(char *tile, const float *x, cons
             *(uint32_t *)(tile + wg_chunk<ROWS>(row + lane / 4 + h * 8, n) + (lane & 3) * 4) =
                     pack2(x[n * 4 + h * 2] * f[h], x[n * 4 + h * 2 + 1] * f[h]);
     __syncwarp();
+}
+
+/* One step of the running softmax over keys j .. j + N: s becomes P, fix what O has to be multiplied by.
+ * What is contracted is written out: a tile of which a row sees nothing leaves its bits alone (fix is 1 then),
+ * and kernels of other shapes have the same. */
+template <int N>
+static __device__ __forceinline__ void wg_soft(const attn_arg &a, float *s, float *max, float *sum,
+        float *fix, const int *pos, int j, bool mask, int lane)
+{
+    float l2 = a.scale * 1.44269504f;
+
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float top = max[h], base, add = 0;
+
+        if (mask)
+#pragma unroll
+            for (int n = 0; n < N / 8; n++)
+#pragma unroll
+                for (int i = 2 * h; i < 2 * h + 2; i++) {
+                    int key = j + n * 8 + (lane & 3) * 2 + (i & 1);
+
+                    if (key > pos[h] || (a.window && pos[h] - key >= a.window))
+                        s[n * 4 + i] = -INFINITY;
+                }
+#pragma unroll
+        for (int n = 0; n < N / 8; n++)
+            top = fmaxf(top, fmaxf(s[n * 4 + 2 * h], s[n * 4 + 2 * h + 1]));
+        top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+        base = top == -INFINITY ? 0 : __fmul_rn(top, l2);       /* nothing seen so far */
+        fix[h] = ex2(__fsub_rn(__fmul_rn(max[h], l2), base));
+        max[h] = top;
+#pragma unroll
+        for (int n = 0; n < N / 8; n++)
+#pragma unroll
+            for (int i = 2 * h; i < 2 * h + 2; i++) {
+                s[n * 4 + i] = ex2(__fmaf_rn(s[n * 4 + i], l2, -base));
+                add += s[n * 4 + i];
+            }
+        sum[h] = __fmaf_rn(sum[h], fix[h], add);
+    }
 }
 
 /* Rows of O that a lane has to do with: four lanes share each of two, of which they take every fourth

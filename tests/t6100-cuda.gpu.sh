@@ -57,6 +57,64 @@ test_case 'what was sampled is scored alike' '
 	    for (i = 1; i <= n; i++) { d = x[i] - y[m - n + i]; seen++; if (d > 1e-3 || d < -1e-3) bad++ }
 	} END { exit bad || seen < 8 }"
 '
+hopper() {
+	echo "{\"tokens\":[1]}" >one
+	tw-sample -m tiny --device cuda --dtype bf16 --exact --max-tokens 1 one >/dev/null 2>err || ! grep Hopper err || test_skip "$(cat err)"
+}
+# off SCORED SAMPLED: how far their log-probabilities are apart at the most
+off() {
+	sed "s/.*\"completion\":{[^}]*\"logprobs\":\[\([^]]*\)\].*/\1/" "$2" >a
+	sed "s/.*\"logprobs\":\[\([^]]*\)\]}$/\1/" "$1" >b
+	paste -d "|" a b | awk -F "|" "{
+	    n = split(\$1, x, \",\"); m = split(\$2, y, \",\")
+	    for (i = 1; i <= n; i++) { d = x[i] - y[m - n + i]; d = d < 0 ? -d : d; most = d > most ? d : most; seen++ }
+	} END { if (seen < 500) exit 1; print most + 0 }"
+}
+test_case '--exact: what was sampled in bf16 has the log-probabilities of a pass, and not without' '
+	gpu
+	hopper
+	train l --device cuda --dtype bf16
+	sample() { tw-sample -m tiny --device cuda --dtype bf16 "$@"; }
+	head -40 "$TMP/sums.jsonl" | sed "s/,{\"role\":\"assistant.*/]}/" >ask
+	for o in "" "--adapter l"; do
+	    sample --exact $o -n 2 --max-tokens 90 --ignore-eos --seed 3 ask >s
+	    sample --exact $o --score s >t
+	    sample --exact $o --prefix-cache 0 --max-batch 7 -n 2 --max-tokens 90 --ignore-eos --seed 3 ask | cmp - s
+	    test_equal "$(off t s)" 0
+	    sample $o -n 2 --max-tokens 90 --ignore-eos --seed 3 ask >s
+	    sample --exact $o --score s >t
+	    echo "without it: $(off t s)"
+	    awk "BEGIN { exit !($(off t s) > 1e-3) }"
+	done
+'
+# ratios RUN OPTIONS: reinforcement in bf16, always from the newest weights; then the ratios of all steps
+ratios() {
+	run=$1
+	shift
+	awk -f "$TOP/examples/sums.awk" -v n=32 -v seed=2 |
+	    tw-sample -q -m tiny --device cuda --dtype bf16 --exact --policy $run -n 8 --max-lag 0 --max-tokens 24 |
+	    tw-reward --exec "$TOP/examples/last-number.sh" --advantage grpo |
+	    tw-train -q -m tiny --device cuda --dtype bf16 "$@" --loss grpo --batch 64 -o $run
+	grep -o "\"ratio_[a-z]*\":[^,}]*" $run/metrics.jsonl | sort -u | tr "\n" " "
+}
+test_case '--exact: on policy the ratio is 1, of an adapter and of all weights' '
+	gpu
+	hopper
+	test_equal "$(ratios a --lora r=8 --lr 1e-3)" "\"ratio_max\":1.0 \"ratio_mean\":1.0 "
+	test_equal "$(ratios b --lr 3e-4)" "\"ratio_max\":1.0 \"ratio_mean\":1.0 "
+	train s --lora r=24 --device cuda --dtype bf16
+	test_equal "$(ratios c --adapter s --lr 1e-3)" "\"ratio_max\":1.0 \"ratio_mean\":1.0 "
+	grep -c "\"grad_norm\":0\.[0-9]*[1-9]" b/metrics.jsonl
+'
+test_case '--exact: families and numbers that cannot are refused' '
+	gpu
+	echo "{\"tokens\":[1,2,3]}" >q
+	for o in "-m $DATA/models/qwen3_5 --dtype bf16" "-m tiny --dtype f32"; do
+	    test_exit 1 tw-sample --device cuda --exact $o q 2>err
+	    test_text err "tw-sample: --exact: "
+	    test_equal "$(wc -l <err)" 1
+	done
+'
 test_case 'reinforcement on a GPU learns what it learns on the CPU' '
 	gpu
 	OUT=$PWD/run bash "$TOP/examples/grpo.sh" >out 2>&1

@@ -28,9 +28,10 @@ test_case 'the same samples: temperatures, cuts, penalties, stops, top log-proba
 	    --frequency-penalty 0.1 --penalty-prompt on q.jsonl >there.jsonl
 	cmp here.jsonl there.jsonl
 '
-test_case 'scores' '
+test_case 'scores, and samples, of a server that is exact' '
 	chats 20 >q.jsonl
-	serve_start --state st
+	serve_start --state st --exact
+	both --max-tokens 6 --seed 5 q.jsonl
 	both --score q.jsonl
 	both --score --temperature 0.5 q.jsonl
 	far tw-sample -m tiny --score --out x.jsonl q.jsonl
@@ -123,5 +124,6 @@ test_case 'what a server does not do is refused by name' '
 	refuse --max-model-len --max-model-len 64
 	refuse --prefix-cache --prefix-cache 0
 	refuse --routed-experts --routed-experts
+	refuse --exact --exact
 '
 test_done

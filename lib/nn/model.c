@@ -125,6 +125,34 @@ static int check_device(const struct tw_model *m, struct tw_err *err)
     return 0;
 }
 
+/* What opts.exact asks for and cannot be had. */
+static int check_exact(const struct tw_model *m, struct tw_err *err)
+{
+    const struct tw_config *c = &m->cfg;
+
+    if (!m->opts.exact || tw_model_counts(m))
+        return 0;
+    for (int64_t i = 0; i < c->L; i++) {
+        const struct tw_block *b = c->family->mixer[c->layer[i].mixer].block;
+
+        if (b->latent || (b->rec && !m->ops->alone))
+            return tw_fail(err, "--exact", 0, "family %s decodes from %s, which gives other bits than its "
+                    "training%s: leave it out", c->family->name, b->latent ? "latents" : "recurrent states",
+                    b->latent ? "" : " on a GPU");
+    }
+    if (m->ops->alone)
+        return 0;
+    if (m->opts.dtype != TW_BF16)
+        return tw_fail(err, "--exact", 0, "in f32 there are no equal bits on a GPU, where 2e-5 is what "
+                "log-probabilities differ by: leave it out, or use --dtype bf16");
+    if (!m->ops->whole || !m->ops->whole(m->dev, true))
+        return tw_fail(err, "--exact", 0, "needs a GPU of Hopper's kind, or --device cpu");
+    if (c->D % 8 || c->hd % 8 || c->I % 8 || c->moe.I % 8 || c->moe.shared % 8 || c->V % 4)
+        return tw_fail(err, "--exact", 0, "needs, on a GPU, widths that are multiples of 8 and a vocabulary "
+                "that is one of 4: use --device cpu");
+    return 0;
+}
+
 int64_t tw_model_room(int64_t max_rank)
 {
     int64_t n = TW_BESIDE * tw_lora_cols(max_rank);
@@ -158,7 +186,7 @@ struct tw_model *tw_model_open(const char *dir, struct tw_dev *dev, const struct
     m->ext = room(m);
     m->count = tw_count_open(dev, err);
     if (!m->count || check_opts(m, err) || read_config(m, err) ||
-        check_device(m, err) || open_weights(m, err)) {
+        check_device(m, err) || check_exact(m, err) || open_weights(m, err)) {
         tw_model_close(m);
         return NULL;
     }
@@ -215,6 +243,11 @@ void tw_model_touch(struct tw_model *m)
 struct tw_dev *tw_model_dev(const struct tw_model *m)
 {
     return m->dev;
+}
+
+bool tw_model_apart(const struct tw_model *m)
+{
+    return m->opts.exact && !m->ops->alone;
 }
 
 const struct tw_model_info *tw_model_info(const struct tw_model *m)

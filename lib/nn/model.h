@@ -17,6 +17,7 @@ struct tw_model_opts {
     bool init_random;           /* weights from SEED by the config, none are read */
     const char *config_json;    /* a config.json instead of DIR's (with init_random DIR may be NULL) */
     uint64_t seed;
+    bool exact;                 /* decoding gives the bits of tw_model_run(): see tw_model_open() */
     int64_t lora_room;          /* ranks of adapters in one batch, added up, for which there is to be
                                  * room beside the weights (faster where the device can); 0: none */
 };
@@ -25,11 +26,17 @@ struct tw_model_opts {
 enum { TW_BESIDE = 8, TW_BESIDE_RANK = 64, TW_BESIDE_RANKS = 128 };
 /* The lora_room for batches of many adapters of ranks up to MAX_RANK: for as many as can be. */
 int64_t tw_model_room(int64_t max_rank);
-/* Every tensor of the checkpoint must be claimed by the family and every claimed one be there. */
+/* Every tensor of the checkpoint must be claimed by the family and every claimed one be there. With opts.exact
+ * what is decoded has the bits that tw_model_run() gives the same tokens, whatever else is in either's batch:
+ * slower on a GPU, as it is on the CPU, and an error where it cannot be had. */
 struct tw_model *tw_model_open(const char *dir, struct tw_dev *dev, const struct tw_model_opts *o,
         struct tw_err *err);
 void tw_model_close(struct tw_model *m);
 struct tw_dev *tw_model_dev(const struct tw_model *m);
+
+/* Whether a batch is to be of one adapter, or of none: in one that has several, columns of one shift those of
+ * another, and with them where their sums begin anew. Decoding sees to it by itself. */
+bool tw_model_apart(const struct tw_model *m);
 
 struct tw_model_info {
     const char *family;

@@ -88,6 +88,7 @@ struct tw_attn {
     int64_t window;             /* 0: all; else key j is seen by query i iff i - j < window */
     const struct tw_attn_seq *seq;  /* (host) */
     int64_t nseq;
+    bool whole;                 /* with blocks, too, the bits of the sequence packed, where whole() is */
 };
 
 struct tw_rope {
@@ -161,6 +162,11 @@ struct tw_ops {
     /* What the ops up to the next begin() belong to: the dtype of the products, and a packed batch of
      * NSEQ sequences, t0 (host) [nseq + 1] its first rows. NULL: of no use to the device. */
     void (*begin)(struct tw_dev *d, enum tw_dtype products, const int64_t *t0, int64_t nseq);
+
+    /* Asks (ON), or no more, for products of BF16 in which a row's bits do not depend on how many there
+     * are, and for choices that report what head() does. False: they cannot be had. NULL: they never can,
+     * or are so anyway (alone). */
+    bool (*whole)(struct tw_dev *d, bool on);
 
     /* Matrices. mat_put/mat_get: rows [row, row + n) from/to row-major host memory of dtype FROM
      * (F32 or BF16) / F32. mat_cast: a BF16 matrix (all its n) from an F32 one of the same shape. */

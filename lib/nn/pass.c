@@ -54,6 +54,8 @@ static void start(struct walk *w)
 
     if (w->t.ops->begin)
         w->t.ops->begin(w->t.dev, m->opts.dtype, b->t0, b->nseq);
+    if (w->t.ops->whole)
+        w->t.ops->whole(w->t.dev, m->opts.dtype == TW_BF16 && (!w->p->decode || m->opts.exact));
     pos = upload(w, b->pos, T * sizeof *b->pos);
     for (int r = 0; r < m->cfg.nrope; r++)
         w->t.rope[r] = (struct tw_rope){ .cos = m->cos[r], .sin = m->sin[r], .pos = pos,

@@ -3,6 +3,7 @@
 #include "nn/state.h"
 #include "nn/step.h"
 #include <math.h>
+#include <stdlib.h>
 
 static int check_rows(const struct tw_batch *b, const struct tw_model *m, const struct tw_row *row,
         int64_t nrow, struct tw_err *err)
@@ -57,6 +58,22 @@ static void pack_rows(struct tw_pass *p, struct tw_row *row, int64_t nrow)
     }
 }
 
+/* What adapters do outside the products they are on goes other ways for few tokens. */
+static int check_exact(const struct tw_pass *p, struct tw_err *err)
+{
+    const struct tw_model *m = p->m;
+
+    if (!tw_model_apart(m) || !p->b.nspan || p->b.drop)
+        return 0;
+    if (!p->b.ranks)
+        return tw_fail(err, "--exact", 0, "an adapter of rank %lld is more than products take in: up to %d",
+                (long long)p->b.max_r, TW_BESIDE_RANK);
+    for (int64_t i = 0; i < m->nmodule; i++)
+        if (m->module[i].w->def->slot == TW_S_ROUTER && p->b.span[0].a->lora[i].r)
+            return tw_fail(err, "--exact", 0, "an adapter of routers is outside the products: leave it out");
+    return 0;
+}
+
 static int run(struct tw_pass *p, const struct tw_seq *seq, int64_t nseq, struct tw_row *row,
         int64_t nrow, struct tw_err *err)
 {
@@ -64,7 +81,7 @@ static int run(struct tw_pass *p, const struct tw_seq *seq, int64_t nseq, struct
         if (seq[i].state)
             return tw_fail(err, NULL, 0, "sequence %lld has a decode state: training has none",
                     (long long)i);
-    if (tw_batch_pack(&p->b, p->m, seq, nseq, p->flags, &p->arena, err) ||
+    if (tw_batch_pack(&p->b, p->m, seq, nseq, p->flags, &p->arena, err) || check_exact(p, err) ||
         check_rows(&p->b, p->m, row, nrow, err))
         return -1;
     pack_rows(p, row, nrow);
@@ -117,11 +134,20 @@ static int check_states(const struct tw_model *m, const struct tw_seq *seq, int6
     return 0;
 }
 
+/* Whether sequences are to go by their adapters, a pass each. */
+static bool by_adapter(const struct tw_model *m, const struct tw_seq *seq, int64_t nseq)
+{
+    for (int64_t i = 1; tw_model_apart(m) && i < nseq; i++)
+        if (seq[i].adapter != seq[0].adapter)
+            return true;
+    return false;
+}
+
 static int decode(struct tw_pass *p, const struct tw_seq *seq, int64_t nseq, struct tw_err *err)
 {
     struct tw_batch *b = &p->b;
 
-    if (tw_batch_pack(b, p->m, seq, nseq, 0, &p->arena, err))
+    if (tw_batch_pack(b, p->m, seq, nseq, 0, &p->arena, err) || check_exact(p, err))
         return -1;
     for (int64_t i = 0; i < p->nwant; i++)
         if (p->want[i] >= b->T)
@@ -163,23 +189,104 @@ static void settle(const struct tw_model *m, const struct tw_seq *seq, int64_t n
     }
 }
 
-int tw_model_decode(struct tw_model *m, const struct tw_seq *seq, int64_t nseq, const int64_t *want,
+static int decode_rows(struct tw_model *m, const struct tw_seq *seq, int64_t nseq, const int64_t *want,
         int64_t nwant, float *logits, struct tw_err *err)
 {
     struct tw_pass p = { .m = m, .decode = true, .nwant = nwant, .logits = logits };
-    int32_t *row;
+    int32_t *row = tw_arena_alloc(&p.arena, (size_t)nwant * sizeof *row);
+    int ret;
+
+    p.want = row;
+    for (int64_t i = 0; i < nwant; i++)
+        row[i] = want[i] < 0 || want[i] > INT32_MAX ? INT32_MAX : (int32_t)want[i];
+    ret = decode(&p, seq, nseq, err);
+    tw_arena_free(&p.arena);
+    return ret;
+}
+
+/* The sequences of one adapter, out of a batch. */
+struct part {
+    struct tw_seq *seq;
+    int64_t n, *of;             /* [n] their places in the batch */
+};
+
+/* Those of SEQ[FIRST]'s adapter; none when they have been a part already. */
+static void part_of(struct part *p, const struct tw_seq *seq, int64_t nseq, int64_t first)
+{
+    p->n = 0;
+    for (int64_t i = 0; i < first; i++)
+        if (seq[i].adapter == seq[first].adapter)
+            return;
+    for (int64_t i = first; i < nseq; i++)
+        if (seq[i].adapter == seq[first].adapter) {
+            p->of[p->n] = i;
+            p->seq[p->n++] = seq[i];
+        }
+}
+
+static struct part part_new(struct tw_arena *a, int64_t nseq)
+{
+    return (struct part){ .seq = tw_arena_alloc(a, (size_t)nseq * sizeof(struct tw_seq)),
+        .of = tw_arena_alloc(a, (size_t)nseq * sizeof(int64_t)) };
+}
+
+/* The wanted rows that are P's, as it counts them: of the batch's I-th want AT[i]. Returns how many. */
+static int64_t wants_of(const struct part *p, const struct tw_seq *seq, const int64_t *want, int64_t nwant,
+        int64_t *row, int64_t *at)
+{
+    int64_t n = 0;
+
+    for (int64_t i = 0; i < nwant; i++) {
+        int64_t mine = 0, first = 0, s = 0;
+
+        for (int64_t k = 0; k < p->n; mine += p->seq[k++].n) {
+            for (; s < p->of[k]; s++)
+                first += seq[s].n;
+            if (want[i] < first || want[i] >= first + p->seq[k].n)
+                continue;
+            at[n] = i;
+            row[n++] = want[i] - first + mine;
+        }
+    }
+    return n;
+}
+
+static int decode_parts(struct tw_model *m, const struct tw_seq *seq, int64_t nseq, const int64_t *want,
+        int64_t nwant, float *logits, struct tw_err *err)
+{
+    size_t V = (size_t)m->cfg.V;
+    struct tw_arena a = { 0 };
+    struct part p = part_new(&a, nseq);
+    int64_t *row = tw_arena_alloc(&a, (size_t)nwant * sizeof *row);
+    int64_t *at = tw_arena_alloc(&a, (size_t)nwant * sizeof *at);
+    float *z = nwant ? tw_xreallocarray(NULL, (size_t)nwant * V, sizeof *z) : NULL;
+    int ret = 0;
+
+    for (int64_t i = 0; i < nseq && !ret; i++) {
+        int64_t n;
+
+        part_of(&p, seq, nseq, i);
+        n = wants_of(&p, seq, want, nwant, row, at);
+        ret = p.n ? decode_rows(m, p.seq, p.n, row, n, z, err) : 0;
+        for (int64_t k = 0; k < n && !ret; k++)
+            memcpy(logits + (size_t)at[k] * V, z + (size_t)k * V, V * sizeof *z);
+    }
+    free(z);
+    tw_arena_free(&a);
+    return ret;
+}
+
+int tw_model_decode(struct tw_model *m, const struct tw_seq *seq, int64_t nseq, const int64_t *want,
+        int64_t nwant, float *logits, struct tw_err *err)
+{
     int ret;
 
     if (nseq < 1)
         return nwant ? tw_fail(err, NULL, 0, "logits of an empty batch are wanted") : 0;
-    p.want = row = tw_arena_alloc(&p.arena, (size_t)nwant * sizeof *row);
-    for (int64_t i = 0; i < nwant; i++)
-        row[i] = want[i] < 0 || want[i] > INT32_MAX ? INT32_MAX : (int32_t)want[i];
     ret = check_states(m, seq, nseq, err);
     if (!ret)
-        ret = decode(&p, seq, nseq, err);
+        ret = (by_adapter(m, seq, nseq) ? decode_parts : decode_rows)(m, seq, nseq, want, nwant, logits, err);
     settle(m, seq, nseq, ret);
-    tw_arena_free(&p.arena);
     return ret;
 }
 
@@ -206,6 +313,26 @@ static int draw(struct tw_model *m, const struct tw_seq *seq, int64_t nseq,
     return ret;
 }
 
+static int draw_parts(struct tw_model *m, const struct tw_seq *seq, int64_t nseq, struct tw_choice *choice,
+        const uint8_t *allowed, struct tw_err *err)
+{
+    struct tw_arena a = { 0 };
+    struct part p = part_new(&a, nseq);
+    struct tw_choice *c = tw_arena_alloc(&a, (size_t)nseq * sizeof *c);
+    int ret = 0;
+
+    for (int64_t i = 0; i < nseq && !ret; i++) {
+        part_of(&p, seq, nseq, i);
+        for (int64_t k = 0; k < p.n; k++)
+            c[k] = choice[p.of[k]];
+        ret = p.n ? draw(m, p.seq, p.n, c, allowed, err) : 0;
+        for (int64_t k = 0; k < p.n; k++)
+            choice[p.of[k]] = c[k];
+    }
+    tw_arena_free(&a);
+    return ret;
+}
+
 static int steps(struct tw_model *m, const struct tw_seq *seq, int64_t nseq,
         struct tw_choice *choice, const uint8_t *allowed, struct tw_err *err)
 {
@@ -223,7 +350,7 @@ static int steps(struct tw_model *m, const struct tw_seq *seq, int64_t nseq,
 int tw_model_draw(struct tw_model *m, const struct tw_seq *seq, int64_t nseq,
         struct tw_choice *choice, const uint8_t *allowed, struct tw_err *err)
 {
-    bool single = tw_step_fits(m);
+    bool single = !tw_model_apart(m) && tw_step_fits(m);
     int ret;
 
     for (int64_t i = 0; i < nseq; i++)
@@ -234,7 +361,7 @@ int tw_model_draw(struct tw_model *m, const struct tw_seq *seq, int64_t nseq,
     if (!ret && single)
         ret = steps(m, seq, nseq, choice, allowed, err);
     else if (!ret)
-        ret = draw(m, seq, nseq, choice, allowed, err);
+        ret = (by_adapter(m, seq, nseq) ? draw_parts : draw)(m, seq, nseq, choice, allowed, err);
     settle(m, seq, nseq, ret);
     return ret;
 }

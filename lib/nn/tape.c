@@ -332,7 +332,8 @@ static struct tw_var *attn(struct tw_tape *t, const struct tw_layer *l, struct t
     bool packed = in && t->m->cfg.hd % 32 == 0 && packs(t, q->v.rows, q->v.cols);
     struct tw_var *y = packed ? var_packed(t, q->v.rows, q->v.cols) : tw_var_wide(t, q->v.rows, q->v.cols);
     struct tw_attn a = { .nh = c->nh, .nkv = c->nkv, .hd = c->hd, .window = l->conf->window,
-        .scale = (float)tw_attn_scale(c), .seq = t->b->attn, .nseq = t->b->nseq };
+        .scale = (float)tw_attn_scale(c), .seq = t->b->attn, .nseq = t->b->nseq,
+        .whole = t->m->opts.exact };
     float *lse = NULL;
     struct tw_op *op;
 

@@ -49,7 +49,7 @@ int64_t tw_engine_cut(const struct tw_engine *e, const struct tw_engine_sample *
         do
             more += s[j++].n;
         while (j < n && s[j].tied);
-        if (i && tokens + more > e->micro_tokens)
+        if (i && (tokens + more > e->micro_tokens || (s[i].adapter != s->adapter && tw_model_apart(e->model))))
             break;
         tokens += more;
         i = j;

@@ -13,7 +13,8 @@ struct tw_sample_opts {
     struct tw_list stop_token;      /* decimal ids */
     int64_t n, max_tokens, top_k, seed, logprobs, max_lag, max_batch, max_model_len, threads, prefix_cache;
     double temperature, top_p, min_p, repetition, presence, frequency;
-    bool routed_experts, penalty_prompt, ignore_eos, prompt_logprobs, score, embed, unordered, resume, chat;
+    bool routed_experts, penalty_prompt, ignore_eos, prompt_logprobs, score, embed, unordered, resume, chat,
+            exact;
     int dtype, thinking, control;
 };
 

@@ -6,9 +6,11 @@
 #include "run/sample.h"
 #include <stdlib.h>
 
+/* A trainer has its adapter inside the products, so the same bits want room for one there. */
 static int load_model(struct tw_session *s, const char *dir, struct tw_err *err)
 {
-    struct tw_model_opts o = { .dtype = s->o->dtype ? TW_BF16 : TW_F32 };
+    struct tw_model_opts o = { .dtype = s->o->dtype ? TW_BF16 : TW_F32, .exact = s->o->exact,
+        .lora_room = s->o->exact && (s->o->adapter.n || s->o->policy) ? TW_BESIDE_RANK : 0 };
 
     s->model = tw_model_open(dir, s->dev, &o, err);
     if (!s->model)
@@ -143,21 +145,33 @@ static struct tw_row *rows_of(const struct tw_seq *seq, int64_t nseq, float temp
     return row;
 }
 
-static int score(struct tw_session *s, struct tw_scoring *q, int64_t n, float temp, struct tw_err *err)
+static int score_pass(struct tw_session *s, struct tw_scoring *q, const struct tw_seq *seq, int64_t n,
+        float temp, struct tw_err *err)
 {
-    struct tw_seq *seq = tw_xcalloc((size_t)n + 1, sizeof *seq);
-    struct tw_row *row, *at;
     int64_t nrow;
-    int ret;
+    struct tw_row *row = rows_of(seq, n, temp, &nrow), *at = row;
+    int ret = nrow ? tw_model_run(s->model, seq, n, row, nrow, 0, NULL, NULL, err) : 0;
 
-    for (int64_t i = 0; i < n; i++)
-        seq[i] = (struct tw_seq){ .token = q[i].token, .n = q[i].n, .adapter = q[i].from->adapter };
-    at = row = rows_of(seq, n, temp, &nrow);
-    ret = nrow ? tw_model_run(s->model, seq, n, row, nrow, 0, NULL, NULL, err) : 0;
     for (int64_t i = 0; i < n && !ret; i++)
         for (int64_t t = 1; t < q[i].n; t++)
             q[i].logp[t] = at++->logp;
     free(row);
+    return ret;
+}
+
+static int score(struct tw_session *s, struct tw_scoring *q, int64_t n, float temp, struct tw_err *err)
+{
+    struct tw_seq *seq = tw_xcalloc((size_t)n + 1, sizeof *seq);
+    bool apart = tw_model_apart(s->model);
+    int ret = 0;
+
+    for (int64_t i = 0; i < n; i++)
+        seq[i] = (struct tw_seq){ .token = q[i].token, .n = q[i].n, .adapter = q[i].from->adapter };
+    for (int64_t i = 0, end; i < n && !ret; i = end) {
+        for (end = i + 1; end < n && !(apart && seq[end].adapter != seq[i].adapter); end++)
+            ;
+        ret = score_pass(s, q + i, seq + i, end - i, temp, err);
+    }
     free(seq);
     return ret;
 }

@@ -39,6 +39,7 @@ static int check(const struct tw_sample_opts *o, struct tw_err *err)
     const struct { bool bad; const char *option, *why; } rule[] = {
         { o->routed_experts, "--routed-experts", "a server does not tell which experts were used" },
         { o->embed, "--embed", "a server tells log-probabilities and no hidden states" },
+        { o->exact, "--exact", "which kernels decode is the server's choice" },
         { o->max_tokens < 1, "--max-tokens", "a server samples one token at least" },
         { o->max_model_len, "--max-model-len", "the window is the server's" },
         { o->prefix_cache != 65536, "--prefix-cache", "what is kept of prompts is the server's choice" },

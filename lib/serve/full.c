@@ -33,7 +33,7 @@ static int fits(struct tw_worker *k, struct tw_err *err)
 
 static struct tw_model *open_model(struct tw_worker *k, const char *dir, bool train, struct tw_err *err)
 {
-    struct tw_model_opts o = { .dtype = k->dtype, .train = train };
+    struct tw_model_opts o = { .dtype = k->dtype, .train = train, .exact = k->o.exact };
 
     return tw_model_open(dir, k->dev, &o, err);
 }

@@ -220,6 +220,7 @@ int tw_glue_open(struct tw_srv *s, struct tw_err *err)
         .threads = s->o->threads,
         .max_adapters = s->o->max_adapters,
         .max_rank = s->o->max_rank,
+        .exact = s->o->exact,
         .window = s->o->max_model_len,
         .cache_tokens = s->o->prefix_cache,
         .full = s->o->full,

@@ -14,7 +14,8 @@ static size_t available(const struct tw_worker *k)
 
 struct tw_model_opts tw_worker_base(const struct tw_worker *k)
 {
-    return (struct tw_model_opts){ .dtype = k->dtype, .lora_room = tw_model_room(k->o.max_rank) };
+    return (struct tw_model_opts){ .dtype = k->dtype, .exact = k->o.exact,
+        .lora_room = tw_model_room(k->o.max_rank) };
 }
 
 /* An adapter of rank R with gradients and moments, and a pass over N tokens. */

@@ -14,7 +14,7 @@ struct tw_serve_opts {
     struct tw_list name, data;
     const char *listen, *state, *keys;
     int64_t max_adapters, max_rank, max_model_len, prefix_cache;
-    bool full;
+    bool full, exact;
     int64_t memory;                 /* MiB; 0: what is free */
     const char *tls_cert, *tls_key;
     int64_t max_body;               /* MiB */

@@ -223,6 +223,7 @@ struct tw_worker_opts {
     int64_t cache_tokens;       /* of prompts, kept for those that begin the same way; 0: none */
     const char *swap;           /* folder for what is swapped out */
     bool full;                  /* one model may train all weights */
+    bool exact;                 /* sampling and training give the same bits: struct tw_model_opts */
     int64_t snapshot_every;     /* optimiser steps; 0: never */
     bool last_snapshots;        /* at the end, of what came since: somebody will read them */
     /* A model's state up to and with request SEQ is in PATH (a file; of a whole model a folder), for

@@ -4,7 +4,7 @@
  * usage: decode DEVICE CONFIG.json PROMPT NEW RUNS BATCH[:ADAPTERS[:how]] ..
  * ADAPTERS (r 16, all modules) share the batch in turn; how: greedy (default), plain, top_p, top_k.
  * With WAYS=plain,ring,.. in the environment all cases run once for each value of TW_STEP, on a device opened
- * anew, in this one process; then once more in the same order. */
+ * anew, in this one process; then once more in the same order. With EXACT=1 the model is opened to be exact. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -153,7 +153,8 @@ static int all(int argc, char **argv, const char *way)
     struct tw_err err = { 0 };
     struct tw_lora_opts lo = { .r = 16, .alpha = 32, .init = "default" };
     struct bench b = { .way = way };
-    struct tw_model_opts mo = { .dtype = TW_BF16, .init_random = true, .config_json = argv[2], .seed = 1 };
+    struct tw_model_opts mo = { .dtype = TW_BF16, .init_random = true, .config_json = argv[2], .seed = 1,
+        .exact = getenv("EXACT") != NULL };
     struct tw_dev *d;
     int ret = 0;
 

@@ -78,10 +78,10 @@ cases()
 		esac
 	done
 	if [ $1 != poison ]; then
-		for p in $here/../unit/cuda*.c $here/../unit/draw*.c; do
+		for p in $here/../unit/cuda*.c $here/../unit/draw*.c $here/../unit/exact*.c; do
 			n=$(basename $p .c)
 			for f in $(grep -o 'RUN([a-z_0-9]*)' $p | tr -d 'RUN()'); do
-				echo "$n:$f TEST_ONLY=$f TW_TEST_DEVICE=cuda $B/tests/$n"
+				echo "$n:$f TEST_ONLY=$f TW_TEST_DEVICE=cuda $B/tests/$n quick"
 			done
 		done
 	fi
