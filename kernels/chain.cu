@@ -13,7 +13,7 @@ struct chain_arg {
     tma_map w, x;
     const void *c0;             /* NULL: nothing is added */
     void *y;
-    int64_t ldy;
+    int64_t ldy, ldc0;
     int n, t, k;
     bool fours;                 /* outputs can be read and written by fours */
 };
@@ -49,11 +49,11 @@ static __device__ __forceinline__ void together()
     asm volatile("bar.sync 1, 128;" ::: "memory");
 }
 
-template <class O> static __device__ __forceinline__ void put(const chain_arg &a, const float *from, int64_t at,
-        int n)
+template <class O> static __device__ __forceinline__ void put(const chain_arg &a, const float *from, int64_t t,
+        int o, int n)
 {
-    O *y = (O *)a.y + at;
-    const O *c0 = a.c0 ? (const O *)a.c0 + at : NULL;
+    O *y = (O *)a.y + t * a.ldy + o;
+    const O *c0 = a.c0 ? (const O *)a.c0 + t * a.ldc0 + o : NULL;
 
     if (a.fours && n >= 4) {
         float v[4] = { from[0], from[1], from[2], from[3] };
@@ -129,7 +129,7 @@ static __global__ void __launch_bounds__(160) chain_k(const __grid_constant__ ch
         int t = i / (OUT / 4), o = i % (OUT / 4) * 4;
 
         if (t0 + t < a.t && n0 + o < a.n)
-            put<O>(a, out + t * APART + o, (t0 + t) * a.ldy + n0 + o, a.n - n0 - o);
+            put<O>(a, out + t * APART + o, t0 + t, n0 + o, a.n - n0 - o);
     }
 #endif
 }
@@ -169,7 +169,7 @@ bool cu_chain(struct cu_dev *d, const struct cu_mm *p)
     if (!map_of(&a.w, p->b, p->n, p->k, p->ldb, OUT) || !map_of(&a.x, p->a, p->m, p->k, p->lda, nt))
         return false;
     a.c0 = p->beta == 0 ? NULL : p->c0 ? p->c0 : p->c;
-    a.y = p->c, a.ldy = p->ldc;
+    a.y = p->c, a.ldy = p->ldc, a.ldc0 = p->ldc0 ? p->ldc0 : p->ldc;
     a.n = (int)p->n, a.t = (int)p->m, a.k = (int)p->k;
     a.fours = p->ldc % 4 == 0 && ((uintptr_t)p->c | (uintptr_t)a.c0) % (4 * size) == 0;
     if (nt == 16)

@@ -78,6 +78,7 @@ struct cu_mm {
     enum tw_dtype t, ct;
     float alpha, beta;
     int64_t batch, sa, sb, sc;  /* 0: one */
+    int64_t ldc0;               /* 0: ldc */
 };
 void cu_nt(struct cu_dev *d, const struct cu_mm *p);
 void cu_nn(struct cu_dev *d, const struct cu_mm *p);

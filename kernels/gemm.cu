@@ -19,7 +19,7 @@ enum { NVJET = 66 };            /* the library's number of its kernels for Hoppe
 static const double LARGE = 2e9;        /* multiply-adds of a product that is worth it */
 
 struct key {                    /* all that a plan depends on; no padding: compared as bytes */
-    int64_t m, n, k, lda, ldb, ldc, batch, sa, sb, sc;
+    int64_t m, n, k, lda, ldb, ldc, ldc0, batch, sa, sb, sc;
     int32_t ta, tb, t, ct, beta, align, whole, pad;
 };
 
@@ -27,7 +27,7 @@ struct plan {
     struct key key;
     struct plan *next;
     cublasLtMatmulDesc_t op;
-    cublasLtMatrixLayout_t a, b, c;
+    cublasLtMatrixLayout_t a, b, c, c0;
     cublasLtMatmulAlgo_t algo[TRIED];   /* algo[best] is used */
     int nalgo, best, trials;    /* trials: -WARM.. while others are not yet tried */
     bool ours;                  /* it is to be whole: chain.cu's */
@@ -76,6 +76,8 @@ static void plan_free(struct plan *p)
         cublasLtMatrixLayoutDestroy(p->b);
     if (p->c)
         cublasLtMatrixLayoutDestroy(p->c);
+    if (p->c0)
+        cublasLtMatrixLayoutDestroy(p->c0);
     free(p);
 }
 
@@ -235,10 +237,13 @@ static struct plan *plan_make(struct cu_dev *d, const struct key *k)
                 (uint64_t)(k->ta ? k->k : k->m), k->lda));
     LT_TRY(d, cublasLtMatrixLayoutCreate(&p->c, type(k->ct), (uint64_t)k->n, (uint64_t)k->m,
                 k->ldc));
+    LT_TRY(d, cublasLtMatrixLayoutCreate(&p->c0, type(k->ct), (uint64_t)k->n, (uint64_t)k->m,
+                k->ldc0));
     if (k->batch > 1) {
         layout_batch(d, p->a, k->batch, k->sb);
         layout_batch(d, p->b, k->batch, k->sa);
         layout_batch(d, p->c, k->batch, k->sc);
+        layout_batch(d, p->c0, k->batch, k->sc);
     }
     LT_TRY(d, cublasLtMatmulPreferenceCreate(&pref));
     LT_TRY(d, cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
@@ -247,7 +252,7 @@ static struct plan *plan_make(struct cu_dev *d, const struct key *k)
          i <= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES; i++)
         LT_TRY(d, cublasLtMatmulPreferenceSetAttribute(pref,
                     (cublasLtMatmulPreferenceAttributes_t)i, &align, sizeof align));
-    LT_TRY(d, cublasLtMatmulAlgoGetHeuristic(d->gemm->lt, p->op, p->a, p->b, p->c, p->c, pref, TRIED,
+    LT_TRY(d, cublasLtMatmulAlgoGetHeuristic(d->gemm->lt, p->op, p->a, p->b, p->c0, p->c, pref, TRIED,
                 found, &got));
     if (pref)
         cublasLtMatmulPreferenceDestroy(pref);
@@ -286,7 +291,8 @@ static int32_t alignment(const struct cu_mm *p)
     size_t size = p->t == TW_BF16 ? 2 : 4, csize = p->ct == TW_BF16 ? 2 : 4;
     uintptr_t all = (uintptr_t)p->a | (uintptr_t)p->b | (uintptr_t)p->c | (uintptr_t)p->c0 |
         (uintptr_t)p->lda * size | (uintptr_t)p->ldb * size | (uintptr_t)p->ldc * csize |
-        (uintptr_t)p->sa * size | (uintptr_t)p->sb * size | (uintptr_t)p->sc * csize | 16;
+        (uintptr_t)p->ldc0 * csize | (uintptr_t)p->sa * size | (uintptr_t)p->sb * size |
+        (uintptr_t)p->sc * csize | 16;
 
     return (int32_t)(all & -all);
 }
@@ -313,8 +319,8 @@ static void poison(struct cu_dev *d, const struct cu_mm *q)
 static void multiply(struct cu_dev *d, const struct cu_mm *q, bool ta, bool tb)
 {
     bool whole = d->whole && q->t == TW_BF16 && !ta && tb;
-    struct key k = { q->m, q->n, q->k, q->lda, q->ldb, q->ldc, q->batch, q->sa, q->sb, q->sc, ta, tb,
-        q->t, q->ct, q->beta != 0, alignment(q), whole };
+    struct key k = { q->m, q->n, q->k, q->lda, q->ldb, q->ldc, q->ldc0 ? q->ldc0 : q->ldc, q->batch,
+        q->sa, q->sb, q->sc, ta, tb, q->t, q->ct, q->beta != 0, alignment(q), whole };
     struct plan *p;
     bool trial;
     int i;
@@ -332,7 +338,7 @@ static void multiply(struct cu_dev *d, const struct cu_mm *q, bool ta, bool tb)
     if (trial)
         CU_TRY(d, cudaEventRecord(p->from[i], d->stream));
     LT_TRY(d, cublasLtMatmul(d->gemm->lt, p->op, &q->alpha, q->b, p->a, q->a, p->b, &q->beta,
-                q->c0 ? q->c0 : q->c, p->c, q->c, p->c, &p->algo[i], d->gemm->work, WORKSPACE,
+                q->c0 ? q->c0 : q->c, p->c0, q->c, p->c, &p->algo[i], d->gemm->work, WORKSPACE,
                 d->stream));
     if (trial)
         CU_TRY(d, cudaEventRecord(p->to[i], d->stream));
@@ -353,14 +359,21 @@ void cu_tn(struct cu_dev *d, const struct cu_mm *p)
     multiply(d, p, true, false);
 }
 
-/* y[t] = bias (+ res[t]): what the product is then added to. */
-template <class A> static __global__ void bias_rows(A *y, int64_t ldy, const float *bias,
-        const A *res, int64_t ldr, int64_t cols)
+/* y[t] += bias, behind the product: cuBLASLt's kernels round a product of BF16 before they add to what is
+ * there, and once when what they add lies elsewhere. */
+template <class A, int V> static __global__ void bias_rows(A *y, int64_t ldy, const float *bias, int64_t cols)
 {
-    int64_t c = blockIdx.y * (int64_t)blockDim.x + threadIdx.x, t = blockIdx.x;
+    int64_t c = (blockIdx.y * (int64_t)blockDim.x + threadIdx.x) * V;
+    float v[V];
 
-    if (c < cols)
-        st1(y + t * ldy + c, bias[c] + (res ? ld1(res + t * ldr + c) : 0));
+    if (c >= cols)
+        return;
+    y += blockIdx.x * ldy + c;
+    ldv<V>(v, y);
+#pragma unroll
+    for (int i = 0; i < V; i++)
+        v[i] += bias[c + i];
+    stv<V>(y, v);
 }
 
 void cu_linear(struct cu_dev *d, struct tw_tensor *y, const struct tw_tensor *x,
@@ -371,18 +384,17 @@ void cu_linear(struct cu_dev *d, struct tw_tensor *y, const struct tw_tensor *x,
 
     if (!y->rows)
         return;
-    if (bias || (res && res->ld != y->ld)) {
-        dim3 grid((unsigned)y->rows, (unsigned)cu_div(y->cols, 256));
-
-        CU_ACT(y->dtype, bias_rows<A><<<grid, 256, 0, d->stream>>>((A *)y->data, y->ld, bias,
-                    res ? (const A *)res->data : NULL, res ? res->ld : 0, y->cols));
-        CU_DONE(d, "bias");
-        p.beta = 1;
-    } else if (res) {
-        p.c0 = res->data;
-        p.beta = 1;
-    }
-    cu_nt(d, &p);
+    if (res)
+        p.c0 = res->data, p.ldc0 = res->ld, p.beta = 1;
+    if (!d->whole || !res || res->data != y->data || !cu_chain(d, &p))
+        cu_nt(d, &p);
+    if (!bias)
+        return;
+    bool eight = cu_vec8(y, y->cols);
+    dim3 grid((unsigned)y->rows, (unsigned)cu_div(y->cols, eight ? 2048 : 256));
+    CU_ACT(y->dtype, CU_VEC(eight, bias_rows<A, V><<<grid, 256, 0, d->stream>>>((A *)y->data, y->ld, bias,
+                y->cols)));
+    CU_DONE(d, "bias");
 }
 
 static void d_linear(struct tw_dev *dev, struct tw_tensor *y, const struct tw_tensor *x,

@@ -3,6 +3,7 @@
  * is none. With an argument "quick" a little of it, for tools that take long. */
 #include <stdlib.h>
 #include "base/rng.h"
+#include "data/weights.h"
 #include "nn/ops.h"
 #include "test.h"
 
@@ -126,6 +127,11 @@ static const struct product {
 };
 enum { ALL = 700 };             /* rows */
 
+static double number(const void *from, int64_t i, enum tw_dtype t)
+{
+    return (double)(t == TW_BF16 ? tw_bf16_to_f32(((const uint16_t *)from)[i]) : ((const float *)from)[i]);
+}
+
 /* Of each number of rows the first ones are those of all rows. */
 static void one_product(const struct product *p, uint64_t seed)
 {
@@ -147,13 +153,22 @@ static void one_product(const struct product *p, uint64_t seed)
     CHECK(o->whole(dev, true));
     o->linear(dev, &y, &x, &w, p->bias ? bias : NULL, p->res ? &res : NULL);
     o->get(dev, want, y.data, bytes);
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        y.rows = x.rows = res.rows = rows[i];
-        o->linear(dev, &y, &x, &w, p->bias ? bias : NULL, p->res ? &res : NULL);
+    for (size_t i = 0; i < 2 * sizeof rows / sizeof *rows; i++) {
+        bool alias = i % 2;             /* y is what is added, too */
+        int64_t n = rows[i / 2] * p->n;
+
+        if (alias && !p->res)
+            continue;
+        y.rows = x.rows = res.rows = rows[i / 2];
+        if (alias)
+            o->copy(dev, y.data, res.data, (size_t)n * size);
+        o->linear(dev, &y, &x, &w, p->bias ? bias : NULL, alias ? &y : p->res ? &res : NULL);
         o->get(dev, got, y.data, bytes);
-        if (memcmp(got, want, (size_t)(rows[i] * p->n) * size) && !differ++)
-            printf("# %lld outputs of %lld: %lld rows differ from all\n", (long long)p->n, (long long)p->k,
-                   (long long)rows[i]);
+        for (int64_t j = 0; j < n; j++)
+            if (memcmp(got + (size_t)j * size, want + (size_t)j * size, size) && !differ++)
+                printf("# %lld outputs of %lld%s: of %lld rows, row %lld output %lld: %g, of all %g\n",
+                       (long long)p->n, (long long)p->k, alias ? " added to y" : "", (long long)rows[i / 2],
+                       (long long)(j / p->n), (long long)(j % p->n), number(got, j, p->out), number(want, j, p->out));
     }
     CHECK_INT(differ, 0);
     CHECK(!o->sync(dev, &err));
