@@ -50,14 +50,15 @@ struct maps {
 };
 
 #if TW_HOPPER
-/* Initialises the barriers; FILL threads fill a stage beside the copy engine's. */
+/* Initialises the barriers; FILL threads fill a stage beside the copy engine's. What those wrote each
+ * consumer says itself that it has read: racecheck does not see that a lane speaks for its warp. */
 static __device__ __forceinline__ void bars(uint32_t bar, int stages, int fill)
 {
     if (threadIdx.x == 0) {
         bar_init(bar + 8 * B_OWN, 1);
         for (int i = 0; i < stages; i++) {
             bar_init(bar + 8 * (B_FULL + i), 1 + fill);
-            bar_init(bar + 8 * (B_FREE + i), 8);        /* consumer warps */
+            bar_init(bar + 8 * (B_FREE + i), fill ? 256 : 8);   /* consumers, or their warps */
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -176,8 +177,7 @@ static __device__ __forceinline__ void keys_consume(const attn_arg &a, const map
 
     for (; q < x.end && q + x.tokens <= low; q += x.tokens, i++) {  /* before all our keys */
         bar_wait(bar + 8 * (B_FULL + i % M::STAGES), i / M::STAGES & 1);
-        if (lane == 0)
-            bar_arrive(bar + 8 * (B_FREE + i % M::STAGES));
+        bar_arrive(bar + 8 * (B_FREE + i % M::STAGES));
     }
     bar_wait(bar + 8 * B_OWN, 0);
     for (; q < x.end; q += x.tokens, i++) {
@@ -225,9 +225,7 @@ static __device__ __forceinline__ void keys_consume(const attn_arg &a, const map
             wg_hold<HQ / 2>(dk);
         if constexpr (PART != DK)
             wg_hold<HV / 2>(dv);
-        __syncwarp();                   /* each lane has read STAT, not only the one that says so */
-        if (lane == 0)
-            bar_arrive(bar + 8 * (B_FREE + st));
+        bar_arrive(bar + 8 * (B_FREE + st));
     }
     auto to = [&](void *p, int64_t ld, int64_t head, int r) {
         return t.r0 + r < s.nq ? (bf16 *)p + (int64_t)(s.q0 + t.r0 + r) * ld + t.kvh * head : (bf16 *)NULL;

@@ -162,7 +162,7 @@ static __device__ __forceinline__ void route_few(const stay_arg &p, desk &d, bf1
     step_wait();
     if (warp < a.T)
         norm_row(a, x + warp * a.D, NULL, warp);
-    bar_group(1, EIGHT);
+    __syncthreads();
     if (!threadIdx.x)           /* nobody writes the tokens before all have read them */
         atomicAdd(a.front, 1);
     if (e < E) {
@@ -190,7 +190,7 @@ static __device__ __forceinline__ void route_few(const stay_arg &p, desk &d, bf1
         __syncwarp();
         choose_any(a, &d.cell[0][0][0][0] + warp * 3 * E, warp, d.o.choice, d.o.weight);
     }
-    bar_group(1, EIGHT);
+    __syncthreads();
     if (!warp)
         list_few(a, d.o, lane);
 }
@@ -210,8 +210,11 @@ static __global__ void __launch_bounds__(THREADS, 1) few_k(const __grid_constant
     make_bars(p, d);
     if (warp < WARPS)
         route_few(p, d, x, warp, lane);
-    else
+    else {                      /* with the others at each of their barriers */
         step_wait();
+        __syncthreads();
+        __syncthreads();
+    }
     __syncthreads();
     const lists l = { o.active, o.start, o.pair, o.place, o.weight, x, o.nact };
     if (warp == WARPS) {

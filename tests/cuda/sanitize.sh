@@ -5,6 +5,7 @@
 # TOOL is memcheck, racecheck, initcheck, synccheck or poison, all by default. The copy engine's stores, which
 # cuBLASLt's kernels use, are not seen by initcheck; TW_POISON=1 fills what a product is to write first. poison says
 # that this changes no byte of what is trained or drawn, so no number that was not written is read.
+# What racecheck says of cuBLASLt's kernels (nvjet) nobody here can judge or change: it is no finding.
 # T: only what matches; JOBS (8) at once, LIMIT (300) seconds each, TOTAL (3600) for all. The exit status is the
 # number of findings, 100 at most.
 here=$(cd "$(dirname "$0")" && pwd)
@@ -26,15 +27,17 @@ if [ "$1" = --one ]; then
 		[ $status != 1 ] || status=9 ;;
 	*)
 		[ $tool != initcheck ] || export TW_POISON=1
-		timeout -k 5 $LIMIT compute-sanitizer --tool $tool --error-exitcode 9 --print-limit 20 env "$@" \
+		timeout -k 5 $LIMIT compute-sanitizer --tool $tool --error-exitcode 9 --print-limit 200 env "$@" \
 			>$log 2>&1
-		status=$? ;;
+		status=$?
+		[ $tool$status != racecheck9 ] || grep 'Race reported' $log | grep -vq nvjet || status=nvjet ;;
 	esac
 	cd / && rm -rf $dir
 	# what the programs themselves compare is for tests to judge
 	[ $status != 1 ] || ! grep -q -E 'SUMMARY: 0 (errors|hazards)' $log || status=0
 	case $status in
 	0) said=clean ;;
+	nvjet) said="clean but for cuBLASLt's own" ;;
 	124 | 137) said="not done in $LIMIT s" ;;
 	9) said="FOUND: $(grep -m 1 -E 'ERROR SUMMARY|RACECHECK SUMMARY|differ' $log | cut -c 1-90)" ;;
 	*) said="FAILED with status $status: $(grep -v '^=' $log | tail -n 1 | cut -c 1-90)" ;;
