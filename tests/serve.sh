@@ -33,6 +33,8 @@ $1"
 
 # ten_steps NEAR OPTION..: twenty records, two a step, by tw-train into run and by a server, with the same OPTIONs,
 # into a checkpoint under st; losses and norms are NEAR of each other (0: the same, losses but for their last digits).
+# Clients send all tokens but the last, which tw-train passes too; with last=1 they send it, so that both make products
+# of as many rows.
 ten_steps()
 {
     near_=$1
@@ -51,8 +53,9 @@ for i in range(20):
     ask "
 m, rows = create(session(), rank=8), [json.loads(l) for l in open(\"data.jsonl\")]
 def one(r):
-    d = datum(r[\"tokens\"][:-1], r[\"weights\"][1:])
-    d[\"loss_fn_inputs\"][\"target_tokens\"][\"data\"] = r[\"tokens\"][1:]
+    n, more = len(r[\"tokens\"]) - 1 + ${last:-0}, ${last:-0}
+    d = datum(r[\"tokens\"][:n], r[\"weights\"][1:] + more * [0.0])
+    d[\"loss_fn_inputs\"][\"target_tokens\"][\"data\"] = r[\"tokens\"][1:] + more * [0]
     return d
 losses = []
 for s in range(10):

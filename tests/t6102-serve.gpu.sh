@@ -36,7 +36,7 @@ equal()
 	ten_steps 1e-3 --device cuda --dtype "$1"
 	near run/latest/adapter_model.safetensors st/checkpoints/*/adapter_model.safetensors
 }
-test_case 'ten steps are those of tw-train, in bf16' 'equal bf16'
+test_case 'ten steps of as many tokens are those of tw-train, in bf16' 'last=1 equal bf16'
 test_case 'ten steps are those of tw-train, in f32' 'equal f32'
 
 test_case 'eight tenants at once, three of them in memory: each gets what it gets alone' '

@@ -1,7 +1,8 @@
 #!/bin/bash
 # families.sh - LoRA steps (4 x 2048 tokens, r 16, all linear) and decoding of families beyond Llama's on this machine's
 # GPU, ours and the peers', in one run, random weights: Qwen3.5-4B, and four layers of the widths of Qwen3-30B-A3B and
-# DeepSeek-V2-Lite. Needs Python with torch, transformers, PEFT; flash-linear-attention and liger_kernel where there are.
+# DeepSeek-V2-Lite. SHAPES picks some, PEERS (hf liger) trainers, RUNS (5) the steps of a median. Needs Python with torch,
+# transformers, PEFT; flash-linear-attention and liger_kernel where there are.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 build=${TW_BUILD:-$here/../../../build}
@@ -12,8 +13,8 @@ for shape in ${SHAPES:-qwen3.5-4b qwen3-30b-a3b deepseek-v2-lite}; do
     config=$here/$shape.json
     echo "== $shape: training"
     "$build/bench/mixed" cuda "$config" 1 4 2048 "${RUNS:-5}" || true
-    for p in hf liger; do peer "$config" $p lora 4; done
-    echo "== $shape: decoding, prompt 128, 64 new"
-    "$build/bench/decode" cuda "$config" 128 64 3 1 64 || true
-    timeout 120 python3 "$here/decode.py" "$config" 128 64 plain 1 64 2>/dev/null || echo "transformers: failed"
+    for p in ${PEERS-hf liger}; do peer "$config" $p lora 4; done
+    echo "== $shape: decoding, prompt 128, 192 new"
+    "$build/bench/decode" cuda "$config" 128 192 3 1 64 || true
+    timeout 120 python3 "$here/decode.py" "$config" 128 192 plain 1 64 2>/dev/null || echo "transformers: failed"
 done
