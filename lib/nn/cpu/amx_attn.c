@@ -283,7 +283,7 @@ static void unpack(const struct tw_att16 *w)
         vf c = v_set(1 / w->sum[r]);
 
         for (int64_t p = 0; p < w->panels; p += 2, o += 32)
-            _mm512_storeu_si512(w->y[r] + p / 2 * w->ystep, (__m512i)_mm512_cvtne2ps_pbh(
+            _mm512_storeu_si512(w->y[r] + p / 2 * w->ystep[r], (__m512i)_mm512_cvtne2ps_pbh(
                         v_mul(v_load(o + 16), c), v_mul(v_load(o), c)));
     }
 }

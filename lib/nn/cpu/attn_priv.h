@@ -101,9 +101,9 @@ struct tw_att16 {
     float *s;                   /* room for n times TW_ATT_STEP words: scores, then weights */
     float max[32], sum[32];     /* the largest score times scale; of weights before they are rounded */
     float *o;                   /* [R][panels * 16] outputs, not divided by those sums yet */
-    uint32_t *y[32];            /* where they go divided and rounded, each 32 numbers YSTEP words further;
-                                 * NULL: nowhere */
-    int64_t ystep;
+    uint32_t *y[32];            /* where they go divided and rounded, each 32 numbers YSTEP words further (fewer
+                                 * in the tensor's last block of rows); NULL: nowhere */
+    int64_t ystep[32];
 };
 #define TW_ATT_STEP (4 * 256 + 16)      /* an odd number of lines */
 

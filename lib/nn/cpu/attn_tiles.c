@@ -58,7 +58,7 @@ static void row_open(const struct head *h, struct tw_att16 *w, int r, const stru
     for (int64_t d = 0; dk % 32 && d < dk; d += 32)
         t->d->k->pack16(w->q + d * GROUP / 2 + r * 16, x + d, dk, 1, 16, dk - d);
     if (t->o->packed)
-        w->y[r] = tw_line(t->o, p->q, p->h * t->a->dv, &w->ystep);
+        w->y[r] = tw_line(t->o, p->q, p->h * t->a->dv, &w->ystep[r]);
 }
 
 /* Rows [r, r1), of which there are up to 32, in ROOM. */
