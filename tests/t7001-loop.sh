@@ -75,20 +75,16 @@ test_case 'with --steps every stage ends with 0, whatever it had under way' '
 '
 test_case 'who finds another trainer in a run takes nothing from it' '
 	mkdir run
-	: >run/lock
-	flock run/lock sleep 5 &
-	sleep 0.2
 	awk -f "$TOP/examples/sums.awk" -v n=8 -v as=chat >sums.jsonl
-	test_exit 1 tw-train -q -m tiny --lora r=4 --steps 1 --batch 4 -o run sums.jsonl 2>err
+	(flock 9; test_exit 1 tw-train -q -m tiny --lora r=4 --steps 1 --batch 4 -o run sums.jsonl 2>err) 9>run/lock
 	test_text err "run: another tw-train is working in it"
 	test -e run/lock
-	kill %1 2>/dev/null || true
 '
 test_case 'a sampler that looks for a trainer is no other trainer' '
 	mkdir run
 	: >run/lock
 	flock -s run/lock sleep 0.5 &
-	sleep 0.1
+	while flock -n run/lock true; do sleep 0.01; done
 	awk -f "$TOP/examples/sums.awk" -v n=8 -v as=chat >sums.jsonl
 	tw-train -q -m tiny --lora r=4 --steps 1 --batch 4 -o run sums.jsonl
 	test_text run/metrics.jsonl "\"step\":1"
