@@ -82,6 +82,7 @@ static bool add_slab(struct tw_model *m, struct tw_kv_pool *p, int64_t n, struct
     p->n += n;
     for (int64_t i = n; i-- > 0;) {
         s->kv[i].mem = (char *)mem + (size_t)i * p->bytes;
+        s->kv[i].fresh = true;
         s->kv[i].next = p->free;
         p->free = &s->kv[i];
     }
@@ -228,12 +229,32 @@ static void plan_marks(struct tw_state *s, int64_t n)
     }
 }
 
+/* Blocks [from, n) of P are about to be used: the memory of those that are fresh is made at once, as far as
+ * they follow each other. A prompt's would be thousands of pages, each made when it is first written. */
+static void make_pages(const struct tw_model *m, const struct tw_kv_pool *pool, const struct tw_pages *p,
+        int64_t from)
+{
+    for (int64_t i = from, k; m->ops->often && i < p->n; i = k) {
+        char *at = p->block[i]->mem;
+        bool fresh = p->block[i]->fresh;
+
+        for (k = i; k < p->n && p->block[k]->fresh; k++) {
+            if (p->block[k]->mem != at + (size_t)(k - i) * pool->bytes)
+                break;
+            p->block[k]->fresh = false;
+        }
+        k += !fresh;
+        if (fresh)
+            m->ops->often(m->dev, at, (size_t)(k - i) * pool->bytes);
+    }
+}
+
 /* The same for the blocks of one kind; on failure there may be some more than before. */
 static int grow_pages(struct tw_state *s, int k, int64_t n, struct tw_err *err)
 {
     struct tw_pages *p = &s->page[k];
     struct tw_kv_pool *pool = &s->m->kv[k];
-    int64_t want = pool->bytes ? blocks_for(s->n + n) : 0, last = s->n / TW_KV_BLOCK;
+    int64_t want = pool->bytes ? blocks_for(s->n + n) : 0, last = s->n / TW_KV_BLOCK, had = p->n;
     struct tw_kv *b;
 
     room_for(p, want);
@@ -249,6 +270,7 @@ static int grow_pages(struct tw_state *s, int k, int64_t n, struct tw_err *err)
             return -1;
         set_block(p, p->n++, b);
     }
+    make_pages(s->m, pool, p, had);
     return 0;
 }
 

@@ -11,6 +11,7 @@ struct tw_kv {
     struct tw_kv *next;         /* in the model's list of free blocks */
     void *mem;                  /* (dev) */
     int64_t refs;
+    bool fresh;                 /* never used: of memory that the system may still have to make */
 };
 
 /* Blocks of one kind, in the order of their tokens. Those before FIRST are gone: their place in mem is

@@ -210,8 +210,8 @@ static void done_with(struct meanwhile *m, const struct tw_whole *w, const float
 enum pass { PASS_NONE, PASS_B, PASS_BOTH };
 
 /* TURN: SUM still waits for the tiles. */
-VFN void sum_block(const struct tw_whole *w, struct meanwhile *m, float *sum, bool turn, int P, const bool unit,
-        const enum pass pass)
+VFN void sum_block(const struct tw_whole *w, struct meanwhile *m, float *sum, bool turn, int P,
+        const bool unit, const enum pass pass)
 {
     for (int q = 0; q < w->parts; q++) {
         const uint32_t *a = w->part[q].a, *b = w->part[q].b;

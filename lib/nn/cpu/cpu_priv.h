@@ -2,6 +2,7 @@
  * by instruction set, and the matrix product that every op goes through. */
 #ifndef TW_CPU_PRIV_H
 #define TW_CPU_PRIV_H
+#include <stdatomic.h>
 #include "base/pool.h"
 #include "nn/ops.h"
 
@@ -276,6 +277,7 @@ struct tw_cpu {
     struct tw_kern amx;         /* what k points to where there are tiles */
     struct tw_pool *pool;
     int threads;
+    atomic_int late;            /* large pages that took long */
     struct tw_err err;          /* the first failure, sticky */
     bool low;                   /* begin(): products round their inputs to bf16 */
     int64_t ncut;               /* begin(): sequences; their first tokens are in TW_SLOT_CUT */

@@ -1,7 +1,6 @@
 /* dev.c - the CPU device: its memory, its instruction set, its op table. Ops run at once on the
  * caller and its pool; scratch only grows, so a steady state allocates nothing. */
 #include <math.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include "base/log.h"
@@ -17,8 +16,8 @@
 #define LARGE_TRIES 8
 
 struct large_job {
+    struct tw_cpu *d;
     char *p;
-    atomic_int late;
 };
 
 static void large_page(void *arg, int64_t i, int thread)
@@ -27,21 +26,21 @@ static void large_page(void *arg, int64_t i, int thread)
     char *p = j->p + (size_t)i * LARGE_PAGE;
     double t = tw_now();
 
-    if (atomic_load(&j->late) >= LARGE_TRIES)
+    if (atomic_load(&j->d->late) >= LARGE_TRIES)
         return;
     tw_large_pages(p, LARGE_PAGE);
     atomic_fetch_or((_Atomic char *)p, 0);      /* makes it, and leaves what is there */
     if (tw_now() - t > LARGE_LATE)
-        atomic_fetch_add(&j->late, 1);
+        atomic_fetch_add(&j->d->late, 1);
 }
 
 static void in_large_pages(struct tw_dev *d, void *p, size_t bytes)
 {
     uintptr_t from = ((uintptr_t)p + LARGE_PAGE - 1) / LARGE_PAGE, to = ((uintptr_t)p + bytes) / LARGE_PAGE;
-    struct large_job j = { .p = (char *)(from * LARGE_PAGE) };
+    struct large_job j = { .d = (struct tw_cpu *)d, .p = (char *)(from * LARGE_PAGE) };
 
     if (to > from)
-        tw_cpu_run((struct tw_cpu *)d, (int64_t)(to - from), large_page, &j);
+        tw_cpu_run(j.d, (int64_t)(to - from), large_page, &j);
 }
 
 /* Memory of the op table begins 64 bytes behind its length, which is 0 for what malloc gave. Large

@@ -1,8 +1,8 @@
 /* gemm_share.c - products whose A all threads pack and share, so that a panel of weights is read
  * once for up to SHARE_ROWS rows: for tiles, and where nothing else reads the packed rows. Those stay in
  * L2, and panels pass through what is left of it. There are as many parts of the rows as threads, if they
- * are not too few then: a thread begins with its own, whose lines are in its L2 from op to op. Of a gated unit,
- * whose weights are most of a layer's, threads rather take columns of all rows. */
+ * are not too few then: a thread begins with its own, whose lines are in its L2 from op to op. Of a gated
+ * unit, whose weights are most of a layer's, threads rather take columns of all rows. */
 #include "nn/cpu/gemm_priv.h"
 
 #define SHARE_ROWS 512
