@@ -260,6 +260,11 @@ static void packed_ops(struct help_dev *h, const struct tw_tensor *n, const stru
     ON(attn, &o, NULL, n, &k, &v, &at);
     ON(attn, (struct tw_tensor *)n_low, NULL, n, &k, &v, &at);
     packed_is(h, n_low, &o, "packed attention");
+    at.nh = 1;
+    at.hd = IN;
+    ON(attn, &o, NULL, n, n, n, &at);
+    ON(attn, (struct tw_tensor *)n_low, NULL, n, n, n, &at);
+    packed_is(h, n_low, &o, "packed attention of more than a line");
     free(p), free(q);
     ON(free, bias), ON(free, a.data), ON(free, b.data), ON(free, res.data), ON(free, k.data);
     ON(free, v.data), ON(free, o.data);
