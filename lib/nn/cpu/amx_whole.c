@@ -162,10 +162,10 @@ static void done_with(struct meanwhile *m, const struct tw_whole *w, const float
     m->y = w->y;
 }
 
-/* A tile of the block before goes to SUM, and this block's begins with zero. */
+/* A tile of the block before goes to OUT, and this block's begins with zero. */
 #define TURN(t, at)                                                                                \
     do {                                                                                           \
-        _tile_stored(t, sum + (at), 128);                                                          \
+        _tile_stored(t, out + (at), ld * 4);                                                       \
         _tile_zero(t);                                                                             \
     } while (0)
 #define STEP(load_a, load_b, two_panels, turn)                                                     \
@@ -177,7 +177,7 @@ static void done_with(struct meanwhile *m, const struct tw_whole *w, const float
         _tile_dpbf16ps(0, 4, 6);                                                                   \
         load_a(5, a + 256, 64);                                                                    \
         if (turn)                                                                                  \
-            TURN(2, 512);                                                                          \
+            TURN(2, 16 * ld);                                                                      \
         _tile_dpbf16ps(2, 5, 6);                                                                   \
         if (two_panels) {                                                                          \
             load_b(7, b + bp, 64);                                                                 \
@@ -185,7 +185,7 @@ static void done_with(struct meanwhile *m, const struct tw_whole *w, const float
                 TURN(1, 16);                                                                       \
             _tile_dpbf16ps(1, 4, 7);                                                               \
             if (turn)                                                                              \
-                TURN(3, 528);                                                                      \
+                TURN(3, 16 * ld + 16);                                                             \
             _tile_dpbf16ps(3, 5, 7);                                                               \
         }                                                                                          \
         a += 512;                                                                                  \
@@ -209,8 +209,8 @@ static void done_with(struct meanwhile *m, const struct tw_whole *w, const float
 /* What passes L1 by: B where A's rows stay for the next strips, both where those would not fit. */
 enum pass { PASS_NONE, PASS_B, PASS_BOTH };
 
-/* TURN: SUM still waits for the tiles. */
-VFN void sum_block(const struct tw_whole *w, struct meanwhile *m, float *sum, bool turn, int P,
+/* TURN: OUT still waits for the tiles. */
+VFN void sum_block(const struct tw_whole *w, struct meanwhile *m, float *out, int64_t ld, bool turn, int P,
         const bool unit, const enum pass pass)
 {
     for (int q = 0; q < w->parts; q++) {
@@ -228,15 +228,15 @@ VFN void sum_block(const struct tw_whole *w, struct meanwhile *m, float *sum, bo
     }
 }
 
-static void put_tiles(float *sum, int P)
+static void put_tiles(float *out, int64_t ld, int P)
 {
-    _tile_stored(0, sum, 128);
-    _tile_stored(2, sum + 512, 128);
+    _tile_stored(0, out, ld * 4);
+    _tile_stored(2, out + 16 * ld, ld * 4);
     if (P > 1) {
-        _tile_stored(1, sum + 16, 128);
-        _tile_stored(3, sum + 528, 128);
+        _tile_stored(1, out + 16, ld * 4);
+        _tile_stored(3, out + 16 * ld + 16, ld * 4);
     }
-    __asm__ volatile("" : : "r"(sum) : "memory");
+    __asm__ volatile("" : : "r"(out) : "memory");
 }
 
 static void strip_next(struct tw_whole *w)
@@ -252,17 +252,18 @@ static void strip_next(struct tw_whole *w)
 
 VFN void whole_blocks(const struct tw_whole *all, int P, const bool unit, const enum pass pass)
 {
-    float sum[32 * 32] __attribute__((aligned(64))), first[32 * 32] __attribute__((aligned(64)));
+    float sum[32 * 32] __attribute__((aligned(64))), first[32 * 32] __attribute__((aligned(64))), *out = sum;
     struct tw_whole rows = *all, w;
     struct meanwhile m;
-    int64_t steps = 0;
-    bool turn;
+    int64_t steps = 0, ld = 32;
+    bool turn, plain;
 
     for (int q = 0; q < all->parts; q++)
         steps += all->part[q].s / 16;
     m = meanwhile_of(all, tw_max(steps, 1));
     tw_amx_config(16, 16, P);
     turn = steps && !all->from;
+    plain = turn && !unit && all->n == 32 && all->scale == 1 && !all->bias && !all->res;
     for (int64_t n = 0, strip = 0; n < all->blocks; strip++) {
         if (strip == tw_max(1, all->strips)) {
             tw_whole_next(&rows, 32);
@@ -278,18 +279,23 @@ VFN void whole_blocks(const struct tw_whole *all, int P, const bool unit, const 
             begin(&w, first, P);
         ahead_of(&m, &w);
         __asm__ volatile("" : : "r"(sum), "r"(first) : "memory");
-        sum_block(&w, &m, sum, turn, P, unit, pass);
+        sum_block(&w, &m, out, ld, turn, P, unit, pass);
         rows_out(&m, 32, unit);
         if (!turn || w.n < 32)
-            put_tiles(sum, P);
+            put_tiles(sum, 32, P);
+        if (plain) {            /* tiles are what C is */
+            out = w.c;
+            ld = w.ldc;
+            continue;
+        }
         done_with(&m, &w, sum);
         if (!unit && w.n < 32) {
             tw_amx_finish(&w, sum);
             m.left = 0;
         }
     }
-    if (turn && m.left)
-        put_tiles(sum, P);
+    if (plain || (turn && m.left))
+        put_tiles(out, ld, P);
     rows_out(&m, 32, unit);
 }
 
