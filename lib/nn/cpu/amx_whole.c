@@ -168,19 +168,21 @@ static void done_with(struct meanwhile *m, const struct tw_whole *w, const float
         _tile_stored(t, out + (at), ld * 4);                                                       \
         _tile_zero(t);                                                                             \
     } while (0)
+/* All loads come before the products: where a core's second thread uses tiles too, those wait less then. */
 #define STEP(load_a, load_b, two_panels, turn)                                                     \
     do {                                                                                           \
-        load_a(4, a, 64);                                                                          \
         load_b(6, b, 64);                                                                          \
+        if (two_panels)                                                                            \
+            load_b(7, b + bp, 64);                                                                 \
+        load_a(4, a, 64);                                                                          \
+        load_a(5, a + 256, 64);                                                                    \
         if (turn)                                                                                  \
             TURN(0, 0);                                                                            \
         _tile_dpbf16ps(0, 4, 6);                                                                   \
-        load_a(5, a + 256, 64);                                                                    \
         if (turn)                                                                                  \
             TURN(2, 16 * ld);                                                                      \
         _tile_dpbf16ps(2, 5, 6);                                                                   \
         if (two_panels) {                                                                          \
-            load_b(7, b + bp, 64);                                                                 \
             if (turn)                                                                              \
                 TURN(1, 16);                                                                       \
             _tile_dpbf16ps(1, 4, 7);                                                               \
