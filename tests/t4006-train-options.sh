@@ -154,6 +154,7 @@ test_case 'what is forced and does not fit says so before and after' '
 	sed -n 2p err | grep "no memory on the device for .*; the training needs .*activations of 4000 tokens.*What helps; "
 	[ ! -e r ]
 '
+# but for what kernels want beside the activations: 2.5 MB here, in f32 on tiles for numbers in parts
 test_case 'the peak of the longest row is there after the first step' '
 	! grep -q __asan_init "$TW_BUILD/bin/tw-train" || test_skip "a sanitizer takes memory of its own"
 	awk "BEGIN { for (i = 0; i < 64; i++) { printf \"{\\\"tokens\\\":[1\"; for (k = 1; k < (i == 50 ? 500 : 4); k++) printf \",%d\", k % 200; print \"]}\" } }" >d.jsonl
@@ -161,7 +162,7 @@ test_case 'the peak of the longest row is there after the first step' '
 	tw-train -m "$TMP/shape" --init random --config-json deep.json --recompute none --threads 1 \
 	    --shuffle off --batch 1 --keep 1 -o r d.jsonl
 	first=$(values memory <r/metrics.jsonl | sed -n 1p)
-	near "$(values memory <r/metrics.jsonl | sed -n 64p)" "$first" 0.03
+	near "$(values memory <r/metrics.jsonl | sed -n 64p)" "$first" 0.05
 	near "$(tw-train -m "$TMP/shape" --init random --config-json deep.json --recompute none --shuffle off \
 	    --batch 1 --plan d.jsonl | number "memory: total")" "$first" 0.2
 '
