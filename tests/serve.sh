@@ -31,6 +31,27 @@ ask()
 $1"
 }
 
+# tenants A B: Python for ask. Eight tenants, one after the other and then at once, train five steps of a sequence of
+# A tokens (more for later ones) and one of B (fewer); their last answers are in alone and merged.
+tenants()
+{
+    cat <<PY
+def train(name, out, i):
+    kw = {"key": "tml-" + name}
+    m = create(session(**kw), rank=1 + i, **kw)
+    for s in range(5):
+        a = fb(m, 3 * s + 1, [(i * 37 + s * 11 + k * k) % 1500 + 3 for k in range($1 + i)], **kw)
+        b = fb(m, 3 * s + 2, [(i * 31 + s * 7 + k) % 1500 + 3 for k in range($2 - i)], **kw)
+        c = step(m, 3 * s + 3, 1e-2, **kw)
+    out[i] = [wait(r, **kw) for r in (a, b, c)]
+alone, merged = [None] * 8, [None] * 8
+for i in range(8):
+    train("solo%d" % i, alone, i)
+t = [threading.Thread(target=train, args=("all%d" % i, merged, i)) for i in range(8)]
+[x.start() for x in t]; [x.join() for x in t]
+PY
+}
+
 # ten_steps NEAR OPTION..: twenty records, two a step, by tw-train into run and by a server, with the same OPTIONs,
 # into a checkpoint under st; losses and norms are NEAR of each other (0: the same, losses but for their last digits).
 # Clients send all tokens but the last, which tw-train passes too; with last=1 they send it, so that both make products

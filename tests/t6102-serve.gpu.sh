@@ -42,23 +42,9 @@ test_case 'ten steps are those of tw-train, in f32' 'equal f32'
 test_case 'eight tenants at once, three of them in memory: each gets what it gets alone' '
 	gpu
 	serve_start --state st --device cuda --max-adapters 3
-	ask "
-def train(name, out, i):
-    key = \"tml-\" + name
-    kw = {\"key\": key}
-    m = create(session(**kw), rank=1 + i, **kw)
-    for s in range(5):
-        a = fb(m, 3 * s + 1, [(i * 37 + s * 11 + k * k) % 1500 + 3 for k in range(40 + i)], **kw)
-        b = fb(m, 3 * s + 2, [(i * 31 + s * 7 + k) % 1500 + 3 for k in range(90 - i)], **kw)
-        c = step(m, 3 * s + 3, 1e-2, **kw)
-    out[i] = [wait(r, **kw)[\"metrics\"] for r in (a, b, c)]
-alone, merged = [None] * 8, [None] * 8
-for i in range(8):
-    train(\"solo%d\" % i, alone, i)
-t = [threading.Thread(target=train, args=(\"all%d\" % i, merged, i)) for i in range(8)]
-[x.start() for x in t]; [x.join() for x in t]
+	ask "$(tenants 40 90)
 for x, y in zip(alone, merged):
-    for p, q in zip(x, y):
+    for p, q in ((u[\"metrics\"], v[\"metrics\"]) for u, v in zip(x, y)):
         for k in (\"loss:sum\", \"grad_norm\"):
             assert k not in p or abs(p[k] - q[k]) <= 1e-3 * abs(p[k]), (k, p, q)
 "

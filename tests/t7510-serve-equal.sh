@@ -10,21 +10,7 @@ test_case 'ten steps are those of tw-train: the same bytes' '
 '
 test_case 'eight tenants at once, three of them in memory: each gets what it gets alone' '
 	serve_start --state st --max-adapters 3
-	ask "
-def train(name, out, i):
-    key = \"tml-\" + name
-    kw = {\"key\": key}
-    m = create(session(**kw), rank=1 + i, **kw)
-    for s in range(5):
-        a = fb(m, 3 * s + 1, [(i * 37 + s * 11 + k * k) % 1500 + 3 for k in range(4 + i)], **kw)
-        b = fb(m, 3 * s + 2, [(i * 31 + s * 7 + k) % 1500 + 3 for k in range(9 - i)], **kw)
-        c = step(m, 3 * s + 3, 1e-2, **kw)
-    out[i] = [wait(r, **kw) for r in (a, b, c)]
-alone, merged = [None] * 8, [None] * 8
-for i in range(8):
-    train(\"solo%d\" % i, alone, i)
-t = [threading.Thread(target=train, args=(\"all%d\" % i, merged, i)) for i in range(8)]
-[x.start() for x in t]; [x.join() for x in t]
+	ask "$(tenants 4 9)
 assert alone == merged and all(\"loss_fn_outputs\" in a[0] for a in alone), (alone, merged)
 "
 '
