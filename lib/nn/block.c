@@ -17,12 +17,14 @@ static void gqa(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x, s
     const struct tw_config *c = &t->m->cfg;
     struct tw_var *n = tw_t_norm_in(t, x, l->w[TW_S_NORM1]);
     struct tw_weight *w[] = { l->w[TW_S_Q], l->w[TW_S_K], l->w[TW_S_V] };
-    struct tw_var *y[3], *q, *k;        // [T, nh * hd], [T, nkv * hd] twice
+    struct tw_var *y[3];                // [T, nh * hd], [T, nkv * hd] twice
 
-    tw_t_linears_joined(t, n, w, 3, y);
-    q = tw_t_norm_rope(t, l, y[0], l->w[TW_S_QNORM], c->nh);
-    k = tw_t_norm_rope(t, l, y[1], l->w[TW_S_KNORM], c->nkv);
-    tw_block_into(t, tw_t_attn_in(t, l, q, k, y[2]), l->w[TW_S_O], l->w[TW_S_POST1], x, out);
+    if (!tw_t_heads(t, l, n, w, 3, y)) {
+        tw_t_linears_joined(t, n, w, 3, y);
+        y[0] = tw_t_norm_rope(t, l, y[0], l->w[TW_S_QNORM], c->nh);
+        y[1] = tw_t_norm_rope(t, l, y[1], l->w[TW_S_KNORM], c->nkv);
+    }
+    tw_block_into(t, tw_t_attn_in(t, l, y[0], y[1], y[2]), l->w[TW_S_O], l->w[TW_S_POST1], x, out);
 }
 
 /* Keys and values of all rows, the rest of some. */
@@ -32,13 +34,15 @@ static void gqa_some(struct tw_tape *t, const struct tw_layer *l, struct tw_var 
     const struct tw_config *c = &t->m->cfg;
     struct tw_var *n = tw_t_norm_in(t, x, l->w[TW_S_NORM1]), *in = tw_t_some(t, x, s);
     struct tw_weight *w[] = { l->w[TW_S_K], l->w[TW_S_V] };
-    struct tw_var *y[2], *q, *k;
+    struct tw_var *y[2], *q;
 
-    tw_t_linears_joined(t, n, w, 2, y);
+    if (!tw_t_heads(t, l, n, w, 2, y)) {
+        tw_t_linears_joined(t, n, w, 2, y);
+        y[0] = tw_t_norm_rope(t, l, y[0], l->w[TW_S_KNORM], c->nkv);
+    }
     q = tw_t_linear(t, tw_t_norm_in(t, in, l->w[TW_S_NORM1]), l->w[TW_S_Q], NULL, NULL);
     q = tw_t_some_rope(t, l, q, l->w[TW_S_QNORM], c->nh, s);
-    k = tw_t_norm_rope(t, l, y[0], l->w[TW_S_KNORM], c->nkv);
-    tw_block_into(t, tw_t_some_attn(t, l, q, k, y[1], s), l->w[TW_S_O], l->w[TW_S_POST1], in, out);
+    tw_block_into(t, tw_t_some_attn(t, l, q, y[0], y[1], s), l->w[TW_S_O], l->w[TW_S_POST1], in, out);
 }
 
 static void gqa_step(struct tw_stepper *s, const struct tw_layer *l)

@@ -279,6 +279,19 @@ static void c_gated(struct tw_dev *d, struct tw_tensor *y, const struct tw_tenso
     c_glu(d, y, NULL, NULL, act);
 }
 
+static bool c_heads_fit(const struct tw_dev *d, const struct tw_tensor *x,
+        const struct tw_mat *const *w, int n, int64_t hd, const struct tw_rope *r)
+{
+    return tw_ops(tw_count_like(d))->heads_fit(tw_count_like(d), x, w, n, hd, r);
+}
+
+static void c_heads(struct tw_dev *d, struct tw_tensor *const *y, const struct tw_tensor *x,
+        const struct tw_mat *const *w, int n, int64_t hd, const struct tw_rope *r)
+{
+    for (int i = 0; i < n; i++)
+        c_linear(d, NULL, x, w[i], NULL, NULL);
+}
+
 static void c_cols(struct tw_dev *d, struct tw_tensor *y, struct tw_tensor *x,
         const struct tw_cols *c, bool back)
 {
@@ -419,6 +432,10 @@ struct tw_dev *tw_count_open(const struct tw_dev *dev, struct tw_err *err)
     if (tw_ops(dev)->gated) {
         c->ops.gated_fits = c_gated_fits;
         c->ops.gated = c_gated;
+    }
+    if (tw_ops(dev)->heads) {
+        c->ops.heads_fit = c_heads_fit;
+        c->ops.heads = c_heads;
     }
     if (tw_ops(dev)->delta)
         c->ops.delta = &tw_count_delta;

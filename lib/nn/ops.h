@@ -294,6 +294,15 @@ struct tw_ops {
     void (*gated)(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor *x,
             const struct tw_mat *gate, const struct tw_mat *up, enum tw_act act);
 
+    /* y[i] = x w[i]^T for N <= 3 matrices, in heads of HD which are rotated but for those of the last one,
+     * rounded to BF16: the bits of linear() and rope(), where nothing goes back and nothing is added to the
+     * products. attn() and kv_put() take such q, and k and v both. heads_fit() says for which BF16 x and
+     * matrices. NULL, both: callers do one after the other. */
+    bool (*heads_fit)(const struct tw_dev *d, const struct tw_tensor *x, const struct tw_mat *const *w, int n,
+            int64_t hd, const struct tw_rope *r);
+    void (*heads)(struct tw_dev *d, struct tw_tensor *const *y, const struct tw_tensor *x,
+            const struct tw_mat *const *w, int n, int64_t hd, const struct tw_rope *r);
+
     /* y[t, i * w + j] = x[t, i * stride + off + j]; with BACK the same columns of x from y. */
     void (*cols)(struct tw_dev *d, struct tw_tensor *y, struct tw_tensor *x,
             const struct tw_cols *c, bool back);

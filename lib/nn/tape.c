@@ -314,6 +314,31 @@ struct tw_var *tw_t_norm_rope(struct tw_tape *t, const struct tw_layer *l, struc
     return y;
 }
 
+bool tw_t_heads(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x,
+        struct tw_weight *const *w, int n, struct tw_var **y)
+{
+    const struct tw_mat *mat[TW_GROUP];
+    struct tw_tensor *to[TW_GROUP];
+    const struct tw_rope *r = &t->rope[l->conf->rope];
+    int64_t hd = t->m->cfg.hd;
+
+    if (!t->ops->heads || t->record || l->w[TW_S_QNORM] || l->w[TW_S_KNORM] || tw_attn_scale(&t->m->cfg) <= 0)
+        return false;
+    for (int i = 0; i < n; i++) {
+        mat[i] = &w[i]->w;
+        if (w[i]->bias || !low_fits(t, mat[i]->rows) || tw_lora_ctx_of(t, w[i]->module).nrun)
+            return false;
+    }
+    if (!t->ops->heads_fit(t->dev, &x->v, mat, n, hd, r))
+        return false;
+    for (int i = 0; i < n; i++) {
+        y[i] = var_low(t, x->v.rows, mat[i]->rows);
+        to[i] = &y[i]->v;
+    }
+    t->ops->heads(t->dev, to, &x->v, mat, n, hd, r);
+    return true;
+}
+
 static void attn_back(struct tw_tape *t, struct tw_op *op)
 {
     bool add_q, add_k, add_v;

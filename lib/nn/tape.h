@@ -110,6 +110,10 @@ void tw_t_residual(struct tw_tape *t, struct tw_var *x, struct tw_var *y, struct
 /* Heads of x normalised by w (NULL: not), then rotated by the layer's rope. */
 struct tw_var *tw_t_norm_rope(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x,
         struct tw_weight *w, int64_t heads);
+/* y[i] = x W[i]^T, rounded, all but the last of N in heads that are rotated, for attention alone, where
+ * nothing is recorded; false: not these. */
+bool tw_t_heads(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x,
+        struct tw_weight *const *w, int n, struct tw_var **y);
 /* The first numbers of HEADS heads, STRIDE apart, in place. */
 void tw_t_rope(struct tw_tape *t, const struct tw_layer *l, struct tw_var *x, int64_t heads,
         int64_t stride);

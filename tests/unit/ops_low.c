@@ -194,6 +194,99 @@ static void gated_in_one(void)
     }
 }
 
+/* Heads in one are products, then rotated, then rounded: of two matrices or three, one of whose rows are no
+ * whole number of groups of strips. */
+static void heads_of(struct help_dev *h, const struct tw_rope *r, int64_t hd, int n)
+{
+    const int64_t rows[] = { 6 * 64, 2 * 64, 4 * 64 };
+    struct tw_tensor x = tensor(h, T, IN, 1, true), y[3], z[3], few = x, *to[3] = { &z[0], &z[1], &z[2] };
+    struct tw_mat m[3];
+    const struct tw_mat *w[3] = { &m[0], &m[1], &m[2] };
+    bool tiles = !strncmp(h->name, "amx", 3);
+
+    few.rows = 63;
+    for (int i = 0; i < n; i++) {
+        float *p = help_rand(rows[i] * IN, 6 + (uint64_t)i, 1);
+
+        m[i] = help_mat(h->d, p, rows[i], IN, TW_BF16);
+        y[i] = tensor(h, T, rows[i], 2, false);
+        z[i] = tensor(h, T, rows[i], 3, true);
+        free(p);
+    }
+    CHECK(tw_ops(h->d)->heads_fit(h->d, &x, w, n, hd, r) == tiles);
+    CHECK(!tw_ops(h->d)->heads_fit(h->d, &few, w, n, hd, r));
+    CHECK(!tw_ops(h->d)->heads_fit(h->d, &x, w, n, 48, r));
+    if (tiles)
+        ON(heads, to, &x, w, n, hd, r);
+    for (int i = 0; i < n && tiles; i++) {
+        ON(linear, &y[i], &x, &m[i], NULL, NULL);
+        if (i < n - 1)
+            ON(rope, &y[i], rows[i] / hd, hd, r, 1);
+        rounded(h, &z[i], &y[i], "heads in one");
+    }
+    for (int i = 0; i < n; i++)
+        ON(free, m[i].data), ON(free, y[i].data), ON(free, z[i].data);
+    ON(free, x.data);
+}
+
+static void heads_in_one(void)
+{
+    int32_t pos[T];
+
+    for (int i = 0; i < T; i++)         /* of two sequences */
+        pos[i] = i < 70 ? i : i - 70;
+    DEVS(h) {
+        struct tw_rope r = { .cos = put(h, T * 64, 4, 1), .sin = put(h, T * 64, 5, 1),
+            .pos = help_put(h->d, pos, sizeof pos) };
+
+        for (int64_t hd = 32; hd <= 128 && tw_ops(h->d)->heads; hd *= 2)
+            for (int n = 2; n <= 3; n++) {
+                r.rot = hd;
+                heads_of(h, &r, hd, n);
+            }
+        ON(free, (void *)r.cos), ON(free, (void *)r.sin), ON(free, (void *)r.pos);
+    }
+}
+
+/* Attention of queries, keys and values that are rounded before it, in a sequence and from blocks. */
+static void rounded_attention(void)
+{
+    DEVS(h) {
+        struct tw_tensor q[2], k[2], v[2], o[2];
+        struct tw_attn_seq seq[2] = { { .nq = 131 }, { .q0 = 131, .nq = T - 131 } };
+        struct tw_attn a = { .nh = 4, .nkv = 2, .hd = 32, .scale = 0.7f, .seq = seq, .nseq = 2 };
+        bool blocks = false;
+
+        if (strncmp(h->name, "amx", 3))
+            continue;
+        ON(begin, TW_BF16, (int64_t[]){ 0, 131, T }, 2);
+        do {
+            size_t bytes = tw_ops(h->d)->kv_bytes(h->d, a.nkv, a.hd, TW_BF16);
+            void *block[2][8], *mem = help_put(h->d, NULL, 32 * bytes);
+
+            for (int i = 0; i < 2; i++) {
+                q[i] = tensor(h, T, 128, 1, i), k[i] = tensor(h, T, 64, 2, i), v[i] = tensor(h, T, 64, 3, i);
+                o[i] = tensor(h, T, 128, 4, false);
+                for (int s = 0; s < 2 && blocks; s++) {
+                    for (int b = 0; b < 8; b++)
+                        block[s][b] = (char *)mem + (size_t)(i * 16 + s * 8 + b) * bytes;
+                    seq[s].block = block[s];
+                    seq[s].past = s ? 5 : 0;
+                }
+                if (blocks)
+                    ON(kv_put, &k[i], &v[i], &a);
+                ON(attn, &o[i], NULL, &q[i], &k[i], &v[i], &a);
+            }
+            same(h, o[0].data, o[1].data, T * 128, "rounded attention");
+            for (int i = 0; i < 2; i++)
+                ON(free, q[i].data), ON(free, k[i].data), ON(free, v[i].data), ON(free, o[i].data);
+            ON(free, mem);
+            blocks = !blocks;
+        } while (blocks);
+        ON(begin, TW_F32, NULL, 0);
+    }
+}
+
 /* LOW, packed, is F32, rounded: blocks of 32 rows, of which the last has fewer, in groups of 32 columns. */
 static void packed_is(struct help_dev *h, const struct tw_tensor *low, const struct tw_tensor *f32,
         const char *what)
@@ -333,6 +426,8 @@ int main(void)
     RUN(products);
     RUN(norm_and_glu);
     RUN(gated_in_one);
+    RUN(heads_in_one);
+    RUN(rounded_attention);
     RUN(attention);
     RUN(packing);
     help_close();

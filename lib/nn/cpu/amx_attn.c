@@ -232,9 +232,13 @@ VFN void scores(const struct tw_att16 *w, const bool two, const int64_t steps)
 /* Queries of whole groups of 32 components, as tiles read them. */
 static void pack(const struct tw_att16 *w)
 {
-    for (int r = 0; r < w->R; r++)
+    for (int r = 0; r < w->R && w->low; r++)
+        for (int64_t j = 0; j < w->steps; j++)
+            _mm512_storeu_si512(w->q + (j * 32 + r) * 16,
+                    _mm512_loadu_si512((const uint16_t *)w->x[r] + j * 32));
+    for (int r = 0; r < w->R && !w->low; r++)
         for (int64_t j = 0; j < w->steps; j++) {
-            const float *x = w->x[r] + j * 32;
+            const float *x = (const float *)w->x[r] + j * 32;
 
             _mm512_storeu_si512(w->q + (j * 32 + r) * 16,
                     (__m512i)_mm512_cvtne2ps_pbh(v_load(x + 16), v_load(x)));

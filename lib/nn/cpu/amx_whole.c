@@ -1,5 +1,6 @@
 /* amx_whole.c - blocks of bf16 products on the tile unit from their first step to what becomes of them:
- * C, or a gated unit whose gate and up are the two panels of a block. Blocks stand one behind the other,
+ * C, or what is made of it: a gated unit whose gate and up are the two panels of a block, or rotated heads,
+ * whose halves they are. Blocks stand one behind the other,
  * and a block is finished while the next is summed: a step keeps the tile unit busy for 64 cycles, in
  * which vector units have nothing to do.
  *
@@ -59,20 +60,42 @@ struct meanwhile {
     int64_t ldc, ldres, ldy;
     float scale;
     enum tw_act act;
+    const float *cos, *sin;
+    const int32_t *pos;
+    int64_t half;
     struct tw_next next;
     int64_t asks;               /* steps that ask */
     int ahead;                  /* rows of this block whose lines are still to be asked for, too */
-    const float *to, *from;     /* in C or Y, and in RES where that is not the same */
-    int64_t ldto;
+    const float *to, *from;     /* in C, and in RES where that is not the same */
 };
 
-VFN void row_out(struct meanwhile *m, const bool unit, const enum tw_act act)
+VFN void head_out(struct meanwhile *m, vf a, vf b)
+{
+    int64_t at = *m->pos++ * m->half;
+    vf c = v_load(m->cos + at), s = v_load(m->sin + at);
+
+    _mm256_storeu_si256((__m256i *)m->y, (__m256i)_mm512_cvtneps_pbh(v_sub(v_mul(a, c), v_mul(b, s))));
+    _mm256_storeu_si256((__m256i *)(m->y + m->half),
+            (__m256i)_mm512_cvtneps_pbh(v_add(v_mul(b, c), v_mul(a, s))));
+    m->y += m->ldy;
+}
+
+VFN void row_out(struct meanwhile *m, const enum tw_made made, const enum tw_act act)
 {
     vf a = v_load(m->sum), b = v_load(m->sum + 16);
 
     m->sum += 32;
     m->left--;
-    if (unit) {
+    if (made == TW_MADE_HEADS) {
+        head_out(m, a, b);
+        return;
+    }
+    if (made == TW_MADE_LOW) {
+        _mm512_storeu_si512(m->y, (__m512i)_mm512_cvtne2ps_pbh(b, a));
+        m->y += m->ldy;
+        return;
+    }
+    if (made == TW_MADE_UNIT) {
         vf x, dx;
 
         v_act(a, act, &x, &dx);
@@ -98,27 +121,26 @@ VFN void row_out(struct meanwhile *m, const bool unit, const enum tw_act act)
     m->c += m->ldc;
 }
 
-VFN void rows_out(struct meanwhile *m, int n, const bool unit)
+VFN void rows_out(struct meanwhile *m, int n, const enum tw_made made)
 {
     for (; n > 0 && m->left; n--)
-        if (!unit || m->act == TW_SILU)
-            row_out(m, unit, TW_SILU);
+        if (made != TW_MADE_UNIT || m->act == TW_SILU)
+            row_out(m, made, TW_SILU);
         else
-            row_out(m, unit, m->act);
+            row_out(m, made, m->act);
 }
 
-VFN void meanwhile(struct meanwhile *m, const bool unit)
+VFN void meanwhile(struct meanwhile *m, const enum tw_made made)
 {
-    rows_out(m, m->rows, unit);
+    rows_out(m, m->rows, made);
     if (m->asks > 0) {
         m->asks--;
         tw_ask(&m->next);
     }
     for (int n = m->rows; n > 0 && m->ahead; n--, m->ahead--) {
         __builtin_prefetch(m->to, 1);
-        if (!unit)
-            __builtin_prefetch(m->to + 16, 1);
-        m->to += m->ldto;
+        __builtin_prefetch(m->to + 16, 1);
+        m->to += m->ldc;
         if (m->from) {
             __builtin_prefetch(m->from);
             __builtin_prefetch(m->from + 16);
@@ -132,7 +154,7 @@ VFN void meanwhile(struct meanwhile *m, const bool unit)
 static struct meanwhile meanwhile_of(const struct tw_whole *w, int64_t steps)
 {
     struct meanwhile m = { .rows = (int)(32 / tw_max(1, steps - 1)) + 1, .ldc = w->ldc, .ldres = w->ldres,
-        .ldy = w->ldy, .scale = w->scale, .act = w->act, .next = w->next };
+        .ldy = w->ldy, .scale = w->scale, .act = w->act, .half = w->half, .next = w->next };
     int64_t lines = w->next.n * w->blocks / 64, all = tw_max(1, steps - 1) * w->blocks * tw_max(1, w->strips);
     int64_t per = (lines + all - 1) / all;
 
@@ -140,14 +162,13 @@ static struct meanwhile meanwhile_of(const struct tw_whole *w, int64_t steps)
         m.next.n = per * 64;
         m.asks = lines / per;
     }
-    m.ldto = w->y ? w->ldy / 2 : w->ldc;
     return m;
 }
 
 static void ahead_of(struct meanwhile *m, const struct tw_whole *w)
 {
-    m->ahead = w->ahead && w->n == 32 ? 32 : 0;
-    m->to = w->y ? (const float *)(const void *)w->y : w->c;
+    m->ahead = w->ahead && w->n == 32 && !w->made ? 32 : 0;
+    m->to = w->c;
     m->from = w->res && w->res != w->c ? w->res : NULL;
 }
 
@@ -160,6 +181,11 @@ static void done_with(struct meanwhile *m, const struct tw_whole *w, const float
     m->bias = w->bias;
     m->res = w->res;
     m->y = w->y;
+    if (w->cos) {
+        m->cos = w->cos + w->at * 16;
+        m->sin = w->sin + w->at * 16;
+        m->pos = w->pos;
+    }
 }
 
 /* A tile of the block before goes to OUT, and this block's begins with zero. */
@@ -204,7 +230,7 @@ static void done_with(struct meanwhile *m, const struct tw_whole *w, const float
         }                                                                                          \
         for (; s; s -= 16) {                                                                       \
             STEP(load_a, load_b, two_panels, false);                                               \
-            meanwhile(m, unit);                                                                    \
+            meanwhile(m, made);                                                                    \
         }                                                                                          \
     } while (0)
 
@@ -213,7 +239,7 @@ enum pass { PASS_NONE, PASS_B, PASS_BOTH };
 
 /* TURN: OUT still waits for the tiles. */
 VFN void sum_block(const struct tw_whole *w, struct meanwhile *m, float *out, int64_t ld, bool turn, int P,
-        const bool unit, const enum pass pass)
+        const enum tw_made made, const enum pass pass)
 {
     for (int q = 0; q < w->parts; q++) {
         const uint32_t *a = w->part[q].a, *b = w->part[q].b;
@@ -243,16 +269,19 @@ static void put_tiles(float *out, int64_t ld, int P)
 
 static void strip_next(struct tw_whole *w)
 {
+    bool last = w->made && ++w->at == w->group;
+
     for (int q = 0; q < w->parts; q++)
-        w->part[q].b = (const uint32_t *)w->part[q].b + w->bs;
+        w->part[q].b = (const uint32_t *)w->part[q].b + w->bs + last * w->bskip;
     w->c = w->c ? w->c + 32 : NULL;
     w->bias = w->bias ? w->bias + 32 : NULL;
     w->res = w->res ? w->res + 32 : NULL;
-    w->y = w->y ? w->y + 16 + w->half * w->yskip : NULL;
-    w->half = !w->half;
+    w->y = w->y ? w->y + w->ystep + last * w->yskip : NULL;
+    if (last)
+        w->at = 0;
 }
 
-VFN void whole_blocks(const struct tw_whole *all, int P, const bool unit, const enum pass pass)
+VFN void whole_blocks(const struct tw_whole *all, int P, const enum tw_made made, const enum pass pass)
 {
     float sum[32 * 32] __attribute__((aligned(64))), first[32 * 32] __attribute__((aligned(64))), *out = sum;
     struct tw_whole rows = *all, w;
@@ -265,7 +294,7 @@ VFN void whole_blocks(const struct tw_whole *all, int P, const bool unit, const 
     m = meanwhile_of(all, tw_max(steps, 1));
     tw_amx_config(16, 16, P);
     turn = steps && !all->from;
-    plain = turn && !unit && all->n == 32 && all->scale == 1 && !all->bias && !all->res;
+    plain = turn && !made && all->n == 32 && all->scale == 1 && !all->bias && !all->res;
     for (int64_t n = 0, strip = 0; n < all->blocks; strip++) {
         if (strip == tw_max(1, all->strips)) {
             tw_whole_next(&rows, 32);
@@ -281,8 +310,8 @@ VFN void whole_blocks(const struct tw_whole *all, int P, const bool unit, const 
             begin(&w, first, P);
         ahead_of(&m, &w);
         __asm__ volatile("" : : "r"(sum), "r"(first) : "memory");
-        sum_block(&w, &m, out, ld, turn, P, unit, pass);
-        rows_out(&m, 32, unit);
+        sum_block(&w, &m, out, ld, turn, P, made, pass);
+        rows_out(&m, 32, made);
         if (!turn || w.n < 32)
             put_tiles(sum, 32, P);
         if (plain) {            /* tiles are what C is */
@@ -291,34 +320,44 @@ VFN void whole_blocks(const struct tw_whole *all, int P, const bool unit, const 
             continue;
         }
         done_with(&m, &w, sum);
-        if (!unit && w.n < 32) {
+        if (!made && w.n < 32) {
             tw_amx_finish(&w, sum);
             m.left = 0;
         }
     }
     if (plain || (turn && m.left))
         put_tiles(out, ld, P);
-    rows_out(&m, 32, unit);
+    rows_out(&m, 32, made);
 }
 
 void tw_amx_whole16(const struct tw_whole *w, int P)
 {
     if (w->strips > 1)
-        whole_blocks(w, 2, false, PASS_B);
+        whole_blocks(w, 2, TW_MADE_C, PASS_B);
     else if (P > 1 && w->part[0].s > TW_L1_WORDS)
-        whole_blocks(w, 2, false, PASS_BOTH);
+        whole_blocks(w, 2, TW_MADE_C, PASS_BOTH);
     else
-        whole_blocks(w, P, false, PASS_NONE);
+        whole_blocks(w, P, TW_MADE_C, PASS_NONE);
 }
 
-void tw_amx_gated16(const struct tw_whole *w)
+VFN void make(const struct tw_whole *w, const enum tw_made made)
 {
     if (w->strips > 1)
-        whole_blocks(w, 2, true, PASS_B);
+        whole_blocks(w, 2, made, PASS_B);
     else if (w->part[0].s > TW_L1_WORDS)
-        whole_blocks(w, 2, true, PASS_BOTH);
+        whole_blocks(w, 2, made, PASS_BOTH);
     else
-        whole_blocks(w, 2, true, PASS_NONE);
+        whole_blocks(w, 2, made, PASS_NONE);
+}
+
+void tw_amx_low16(const struct tw_whole *w)
+{
+    if (w->made == TW_MADE_UNIT)
+        make(w, TW_MADE_UNIT);
+    else if (w->made == TW_MADE_HEADS)
+        make(w, TW_MADE_HEADS);
+    else
+        make(w, TW_MADE_LOW);
 }
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -238,7 +238,7 @@ static struct tw_heads heads_of(const struct tw_attn *a, const struct tw_tensor 
     return (struct tw_heads){ .nh = a->nh, .nkv = a->nkv, .dk = a->hd, .nk = a->hd, .dv = a->hd,
         .window = a->window, .scale = a->scale, .seq = a->seq, .nseq = a->nseq,
         .in = { .k = k->data, .ldk = k->ld, .sk = a->hd, .v = v->data, .ldv = v->ld,
-            .sv = a->hd } };
+            .sv = a->hd, .low = k->dtype == TW_BF16 } };
 }
 
 void tw_cpu_attn(struct tw_dev *d, struct tw_tensor *o, float *lse, const struct tw_tensor *q,

@@ -16,7 +16,7 @@ size_t tw_cpu_kv_bytes(const struct tw_dev *d, int64_t nkv, int64_t hd, enum tw_
 const float *tw_cpu_key_rows(const struct tw_heads *a, int64_t row, int64_t h, int64_t n,
         float *room, int64_t *ld)
 {
-    const float *k = a->in.k + row * a->in.ldk + h * a->in.sk, *pe;
+    const float *k = tw_elem(a->in.k, a->in.low, row * a->in.ldk + h * a->in.sk), *pe;
 
     *ld = a->in.ldk;
     if (a->nk == a->dk)
@@ -34,7 +34,7 @@ const float *tw_cpu_key_rows(const struct tw_heads *a, int64_t row, int64_t h, i
 struct put {
     float *kp, *vp;
     int64_t bk, j, n;
-    const float *k, *v;
+    const void *k, *v;          /* BF16 where their input is */
     int64_t ldk;
 };
 
@@ -60,23 +60,29 @@ static void put_f32(const struct tw_att *t, const struct put *p)
     }
 }
 
+static uint16_t half_of(const void *x, bool low, int64_t i)
+{
+    return low ? ((const uint16_t *)x)[i] : tw_f32_to_bf16(((const float *)x)[i]);
+}
+
 /* One key: its components go into every pair's place, the value into one half of pairs of keys. */
 static void put_half(const struct tw_att *t, const struct put *p, int64_t i)
 {
     int64_t dk = t->a->dk, j = p->j + i;
     uint32_t *kp = (uint32_t *)p->kp, *vp = (uint32_t *)p->vp;
-    const float *k = p->k + i * p->ldk, *v = p->v + i * t->a->in.ldv;
+    bool low = t->a->in.low;
+    const void *k = tw_elem(p->k, low, i * p->ldk), *v = tw_elem(p->v, low, i * t->a->in.ldv);
     uint16_t x[2];
 
     for (int64_t d = 0; d < t->dkw; d++) {
-        x[0] = 2 * d < dk ? tw_f32_to_bf16(k[2 * d]) : 0;
-        x[1] = 2 * d + 1 < dk ? tw_f32_to_bf16(k[2 * d + 1]) : 0;
+        x[0] = 2 * d < dk ? half_of(k, low, 2 * d) : 0;
+        x[1] = 2 * d + 1 < dk ? half_of(k, low, 2 * d + 1) : 0;
         kp[d * 16 + j % 16] = x[0] | (uint32_t)x[1] << 16;
     }
     for (int64_t d = 0; d < t->a->dv; d++) {
         uint16_t *to = (uint16_t *)(vp + (d / 16 * p->bk + j) / 2 * 16);
 
-        to[d % 16 * 2 + j % 2] = tw_f32_to_bf16(v[d]);
+        to[d % 16 * 2 + j % 2] = half_of(v, low, d);
     }
 }
 
@@ -88,10 +94,16 @@ static void put_low(const struct tw_att *t, const struct put *p)
 
     for (int64_t q = 0; q < t->dvp / 16 && j % 32 == 0; q++)
         memset(vp + (q * bk + j) / 2 * 16, 0, 16 * 64);
-    if (p->n == 16)
-        for (int64_t q = 0; q < t->dvp / 16; q++)
-            t->d->k->pairs(vp + (q * bk + j) / 2 * 16, 16, p->v + q * 16, t->a->in.ldv,
-                    (int)tw_min(16, dv - q * 16), 8, 16, false, 0);
+    for (int64_t q = 0; q < t->dvp / 16 && p->n == 16; q++) {
+        uint32_t *to = vp + (q * bk + j) / 2 * 16;
+        const void *v = tw_elem(p->v, t->a->in.low, q * 16);
+        int w = (int)tw_min(16, dv - q * 16);
+
+        if (t->a->in.low)
+            t->d->k->pairsw(to, 16, v, t->a->in.ldv, w, 8, 16, false, 0);
+        else
+            t->d->k->pairs(to, 16, v, t->a->in.ldv, w, 8, 16, false, 0);
+    }
     for (int64_t i = 0; i < p->n && p->n < 16; i++)
         put_half(t, p, i);
 }
@@ -101,14 +113,16 @@ static void put_keys(const struct tw_att *t, float *blk, int64_t bk, int64_t j, 
         int64_t kvh, float *room)
 {
     struct put p = { .kp = blk + j / 16 * t->dkw * 16, .vp = blk + bk * t->dkw, .bk = bk, .j = j,
-        .n = n, .v = t->a->in.v + row * t->a->in.ldv + kvh * t->a->in.sv };
+        .n = n, .v = tw_elem(t->a->in.v, t->a->in.low, row * t->a->in.ldv + kvh * t->a->in.sv) };
 
     p.k = tw_cpu_key_rows(t->a, row, kvh, n, room, &p.ldk);
     if (t->low)
         put_low(t, &p);
     else
         put_f32(t, &p);
-    if (n == 16 && t->low)
+    if (n == 16 && t->a->in.low)
+        t->d->k->panel(p.kp, p.k, p.ldk / 2, 16, t->dkw);
+    else if (n == 16 && t->low)
         t->d->k->panel16((uint32_t *)p.kp, p.k, p.ldk, 16, t->dkw, t->a->dk);
     else if (n == 16)
         t->d->k->panel(p.kp, p.k, p.ldk, 16, t->a->dk);

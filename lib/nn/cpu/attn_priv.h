@@ -6,8 +6,9 @@
 #include "nn/cpu/cpu_priv.h"
 
 struct tw_keys {
-    float *k, *v, *pe;
+    float *k, *v, *pe;          /* k and v BF16 where LOW, without pe; elements all the same */
     int64_t ldk, sk, ldv, sv, ldpe;
+    bool low;
 };
 
 struct tw_heads {
@@ -92,7 +93,8 @@ static inline void tw_att_out(const struct tw_att *t, const struct tw_att_place 
 struct tw_att16 {
     int R;
     int64_t n, steps, panels;   /* of 32 keys; of 32 components; of 16 numbers of a value */
-    const float *x[32];         /* the queries, where they are whole groups of 32; NULL: they are in Q */
+    const void *x[32];          /* the queries, where they are whole groups of 32; NULL: they are in Q */
+    bool low;                   /* they are rounded already */
     uint32_t *q;                /* [steps][32][16] */
     const uint32_t *const *k, *const *v;        /* [n] where each 32 keys begin, and their values */
     int64_t vp;                 /* words from a panel of values to the next */

@@ -51,7 +51,10 @@ static void row_open(const struct head *h, struct tw_att16 *w, int r, const stru
 {
     const struct tw_att *t = h->t;
     int64_t dk = t->a->dk;
-    const float *x = tw_row(t->q, p->q) + p->h * dk;
+    bool low = t->q->dtype == TW_BF16;
+    const float *x = tw_elem(tw_at(t->q, p->q), low, p->h * dk);
+
+    w->low = low;
 
     if (dk % 32 == 0)
         w->x[r] = x;

@@ -4,7 +4,7 @@
 #define TW_CPU_PRIV_H
 #include <stdatomic.h>
 #include "base/pool.h"
-#include "nn/ops.h"
+#include "nn/cpu/whole.h"
 
 /* A run of tokens through the columns [c0, c0 + cols) of one value head's state (nn/delta_ops.h); all
  * pointers are of the first token, those to columns of c0. S lies in panels [dk][16], zero behind dv. */
@@ -18,85 +18,6 @@ struct tw_scan {
                                  * have whole panels */
     int64_t ldq, ldv, ldg, ldb, ldo, lde;
 };
-
-/* What is read behind the blocks of a panel: each asks for N bytes of PANELS, which lie BP bytes apart. */
-struct tw_next {
-    const char *at;
-    int64_t n, panels, bp;
-};
-
-static inline void tw_ask(struct tw_next *x)
-{
-    for (int64_t p = 0; p < x->panels; p++)
-        for (int64_t i = 0; i < x->n; i += 64)
-            __builtin_prefetch(x->at + p * x->bp + i, 0, 2);
-    x->at += x->n;
-}
-
-/* Panels of f32 that are split while others are used: LEFT pairs of rows, LD numbers apart, of the panel at
- * SRC, then as many of further ones, SKIP numbers behind. */
-struct tw_split {
-    const float *src;
-    uint32_t *dst;
-    int64_t ld, left, pairs, panels, skip;
-    int64_t per;                /* mm32: how many are split after each product of parts */
-};
-
-/* Blocks of a product from their first step to C, mr rows each. The chain begins with FROM (NULL:
- * zero) and runs over the parts in order; A is packed, B lies in panels bp words apart. Then come
- * scale, bias and res, each rounded, and N columns are stored. */
-#define TW_WHOLE_PARTS 6
-#define TW_L1_WORDS 320         /* of a row, 32 of which stay in L1 */
-struct tw_whole {
-    const float *from;
-    int64_t ldf;
-    struct {
-        const void *a, *b;
-        int64_t bp, s;
-    } part[TW_WHOLE_PARTS];
-    int parts;
-    float *c;
-    int64_t ldc, n;
-    float scale;
-    const float *bias, *res;    /* NULL: none */
-    int64_t ldres;
-    int64_t blocks;
-    struct tw_next next;        /* of the tile unit alone: */
-    int64_t strips, bs;         /* a block of rows goes through as many strips of columns, those of B BS
-                                 * words apart; 0: one. FROM is none then */
-    uint16_t *y;                /* of gated16 alone, in the place of c: 16 columns of act(gate) * up,
-                                 * which are panel 0 and panel 1; from a strip to the next there are 16
-                                 * elements, behind the second half of a line YSKIP more, and from a block
-                                 * of rows to the next YBLOCK */
-    int64_t ldy, yskip, yblock;
-    bool half;                  /* y is the second half of a line */
-    enum tw_act act;
-    int64_t rows;               /* of whole32 alone, in the place of blocks: the last one may have fewer */
-    struct tw_split split;
-    bool ahead;                 /* ask for the lines that a block will finish before it is summed: that
-                                 * takes longer, and stores would wait for each of them */
-};
-
-static inline void tw_whole_ahead(const struct tw_whole *w, int64_t rows)
-{
-    for (int64_t r = 0; w->ahead && r < rows; r++)
-        for (int64_t c = 0; c < w->n; c += 16) {
-            __builtin_prefetch(w->c + r * w->ldc + c, 1);
-            if (w->res && w->res != w->c)
-                __builtin_prefetch(w->res + r * w->ldres + c, 0);
-        }
-}
-
-/* The next block, ROWS further. */
-static inline void tw_whole_next(struct tw_whole *w, int64_t rows)
-{
-    for (int i = 0; i < w->parts; i++)
-        w->part[i].a = (const float *)w->part[i].a + rows * w->part[i].s;
-    w->from = w->from ? w->from + rows * w->ldf : NULL;
-    w->res = w->res ? w->res + rows * w->ldres : NULL;
-    w->c = w->c ? w->c + rows * w->ldc : NULL;
-    w->y = w->y ? w->y + w->yblock : NULL;
-}
 
 /* c[r * ldc + j] += the sum over tokens t of A(t, r) * b[t * ldb + j], j < n, rounded to bf16: S pairs
  * of K tokens, which is odd where the last pair is half of one. A is packed by pairs() with the first
@@ -151,7 +72,7 @@ struct tw_kern {
             bool first, int R, int P);
     void (*whole)(const struct tw_whole *w, int P);     /* mr rows */
     void (*whole16)(const struct tw_whole *w, int P);   /* mr16 rows; NULL: there is none */
-    void (*gated16)(const struct tw_whole *w);   /* a gated unit; NULL: there is none */
+    void (*low16)(const struct tw_whole *w);    /* what is made of a product; NULL: there is none */
     /* The second panel's sums are at c + cp. MORE is split meanwhile; NULL: nothing. */
     void (*mm32)(float *c, int64_t ldc, int64_t cp, const uint32_t *a, const uint32_t *b, int64_t bp,
             int64_t s, bool first, int R, int P, struct tw_split *more);
@@ -259,7 +180,7 @@ void tw_amx_pairsw(uint32_t *dst, int W, const uint16_t *src, int64_t ld, int R,
 void tw_amx_mm16(float *c, int64_t ldc, const uint32_t *a, const uint32_t *b, int64_t bp,
         int64_t s, bool first, int R, int P);
 void tw_amx_whole16(const struct tw_whole *w, int P);
-void tw_amx_gated16(const struct tw_whole *w);
+void tw_amx_low16(const struct tw_whole *w);
 void tw_amx_att16(struct tw_att16 *w);
 void tw_amx_f32(struct tw_kern *k);     /* what is of f32 products */
 #endif
@@ -372,12 +293,16 @@ struct tw_gemm {
     float scale;                /* else times scale, plus bias, plus res, each rounded */
     const float *bias, *res;
     int64_t ldres;
-    const void *up;             /* B of a second product: y = act(C) * that product, in the place of C.
-                                 * NULL: none. Only where tw_cpu_gated_fits() */
+    enum tw_made made;          /* y, in the place of C: of heads of HD columns, rotated by TURN; or a unit,
+                                 * for which UP is B of a second product. Only where tw_cpu_gated_fits() or
+                                 * tw_cpu_heads_fit() */
+    const void *up;
     uint16_t *y;
     int64_t ldy;
-    bool y_packed;
+    bool y_packed;              /* of a unit */
     enum tw_act act;
+    const struct tw_rope *turn;
+    int64_t hd;
 };
 void tw_cpu_gemm(struct tw_cpu *d, const struct tw_gemm *g);
 /* N products of one A (m, f.a, f.lda and f.s are equal), packed once, or one whose sides are of its
@@ -454,6 +379,10 @@ extern const struct tw_mla_ops tw_cpu_mla;
 void tw_cpu_glu(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor *gate,
         const struct tw_tensor *up, enum tw_act act);
 bool tw_cpu_packs(const struct tw_dev *d, int64_t rows, int64_t cols);
+bool tw_cpu_heads_fit(const struct tw_dev *d, const struct tw_tensor *x,
+        const struct tw_mat *const *w, int n, int64_t hd, const struct tw_rope *r);
+void tw_cpu_turned(struct tw_dev *d, struct tw_tensor *const *y, const struct tw_tensor *x,
+        const struct tw_mat *const *w, int n, int64_t hd, const struct tw_rope *r);
 bool tw_cpu_gated_fits(const struct tw_dev *d, const struct tw_tensor *x, const struct tw_mat *gate,
         const struct tw_mat *up);
 void tw_cpu_gated(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor *x,

@@ -167,6 +167,7 @@ static const struct tw_ops cpu_ops = {
     .kv_put = tw_cpu_kv_put, .mla = &tw_cpu_mla, .moe = &tw_cpu_moe,
     .glu = tw_cpu_glu, .glu_bwd = tw_cpu_glu_bwd, .packs = tw_cpu_packs,
     .gated_fits = tw_cpu_gated_fits, .gated = tw_cpu_gated,
+    .heads_fit = tw_cpu_heads_fit, .heads = tw_cpu_turned,
     .cols = tw_cpu_cols, .delta = &tw_cpu_delta_ops,
     .head = tw_cpu_head, .head_scratch = tw_cpu_head_scratch, .logits = tw_cpu_logits,
     .pick = tw_cpu_pick, .add = tw_cpu_add, .scale = tw_cpu_scale, .axpy = tw_cpu_axpy,
@@ -190,7 +191,7 @@ static const struct tw_kern *choose(struct tw_cpu *d, const char *isa)
         d->amx.name = "amx";
         d->amx.mm16 = tw_amx_mm16;
         d->amx.whole16 = tw_amx_whole16;
-        d->amx.gated16 = tw_amx_gated16;
+        d->amx.low16 = tw_amx_low16;
         d->amx.att16 = tw_amx_att16;
         d->amx.pack16 = tw_amx_pack16;
         d->amx.pairs_a = tw_amx_pairs;

@@ -8,7 +8,7 @@
 #define SHARE_ROWS 512
 #define SHARE_FROM 64           /* the least rows */
 #define SHARE_LEAST 192         /* rows that a panel should be read for */
-#define GATED_ROWS 64           /* the least of a gated unit */
+#define MADE_ROWS 64            /* the least of what is made of a product */
 #define SHARE_STRIPS 6
 #define SHARE_WORDS ((int64_t)320 << 10)
 #define PART_WORDS ((int64_t)256 << 10)  /* of a part where threads have several */
@@ -48,7 +48,7 @@ static void share_pack(void *arg, int64_t i, int thread)
 
 static int64_t strips_of(const struct tw_prod *j)
 {
-    int64_t panels = j->g->up ? 1 : j->pr;
+    int64_t panels = j->g->made == TW_MADE_UNIT ? 1 : j->pr;
 
     return (j->g->n + panels * 16 - 1) / (panels * 16);
 }
@@ -68,35 +68,94 @@ static int64_t at_once(const struct tw_prod *j)
     return j->bf && j->s <= TW_L1_WORDS && !j->g->cont ? SHARE_STRIPS : 1;
 }
 
-/* The rows of a gated unit that are no block, from row R of the tile on, by way of memory. */
-static void gated_rest(const struct tw_prod *j, const struct tw_tile *t, const struct tw_whole *w, int64_t r,
-        int64_t s)
+/* What is made of a row's 32 sums, to Y. */
+static void make_row(const struct tw_prod *j, const struct tw_whole *w, float *sum, int64_t r, uint16_t *y)
 {
     const struct tw_kern *k = j->d->k;
+    float unit[16];
+
+    if (w->made == TW_MADE_UNIT) {
+        k->glu(unit, sum, sum + 16, 16, w->act);
+        k->low(y, unit, 16);
+    } else if (w->made == TW_MADE_HEADS) {
+        int64_t c = w->pos[r] * w->half + w->at * 16;
+
+        k->rope(sum, w->cos + c, w->sin + c, 16, 1);
+        k->low(y, sum, 16);
+        k->low(y + w->half, sum + 16, 16);
+    } else {
+        k->low(y, sum, 32);
+    }
+}
+
+/* The rows that are no block, from row R of the tile on, by way of memory. */
+static void make_rest(const struct tw_prod *j, const struct tw_tile *t, const struct tw_whole *w, int64_t r,
+        int64_t s)
+{
     int rows = (int)(t->r1 - t->r0 - r);
-    float sum[32 * 32], y[16];
+    float sum[32 * 32];
 
     for (int q = 0; q < w->parts; q++)
-        k->mm16(sum, 32, (const uint32_t *)w->part[q].a + r * w->part[q].s, w->part[q].b, w->part[q].bp,
+        j->d->k->mm16(sum, 32, (const uint32_t *)w->part[q].a + r * w->part[q].s, w->part[q].b, w->part[q].bp,
                 w->part[q].s, !q, rows, 2);
-    for (int i = 0; i < rows; i++) {
-        k->glu(y, sum + i * 32, sum + i * 32 + 16, 16, w->act);
-        k->low(y_at(j->g, t->r0 + r + i, s * 16), y, 16);
+    for (int i = 0; i < rows; i++)
+        make_row(j, w, sum + i * 32, r + i, w->made == TW_MADE_UNIT ? y_at(j->g, t->r0 + r + i, s * 16) :
+                w->y + (r + i) * w->ldy);
+}
+
+/* What W makes of strips from S0 on. */
+static void made_of(const struct tw_prod *j, const struct tw_tile *t, int64_t s0, struct tw_whole *w)
+{
+    const struct tw_gemm *g = j->g;
+    int64_t panel = j->s * 16, heads = g->hd / 32;
+
+    w->made = g->made;
+    w->ldy = g->ldy;
+    w->yblock = 32 * g->ldy;
+    w->ystep = 16;
+    w->group = 2;
+    w->at = s0 % 2;
+    if (g->made == TW_MADE_UNIT) {
+        w->y = y_at(g, t->r0, s0 * 16);
+        if (g->y_packed) {
+            w->yblock = 32 * g->n;
+            w->yskip = 31 * 32;
+            w->ldy = 32;
+        }
+    } else if (g->made == TW_MADE_HEADS) {
+        w->group = heads;
+        w->at = s0 % heads;
+        w->y = g->y + t->r0 * g->ldy + s0 / heads * g->hd + w->at * 16;
+        w->yskip = g->hd / 2;
+        w->bs = panel;
+        w->bskip = heads * panel;
+        w->cos = g->turn->cos;
+        w->sin = g->turn->sin;
+        w->pos = g->turn->pos + t->r0;
+        w->half = g->hd / 2;
+        for (int q = 0; q < w->parts; q++) {
+            w->part[q].b = (const float *)w->part[q].b - w->at * panel;
+            w->part[q].bp = heads * panel;
+        }
+    } else {
+        w->y = g->y + t->r0 * g->ldy + s0 * 32;
+        w->ystep = 32;
     }
 }
 
 /* Strips [s0, s1), whose sum is in one piece and never leaves the tiles: of a gated unit, a panel of gate
- * and one of up each, or of C, two panels. Where A's rows of a block fit into L1 they stay there for
+ * and one of up each, else two panels. Where A's rows of a block fit into L1 they stay there for
  * SHARE_STRIPS strips. The rows that are no
  * block are the caller's. */
 static struct tw_whole strips_whole(const struct tw_prod *j, const struct tw_tile *t, int64_t s0, int64_t s1)
 {
     const struct tw_gemm *g = j->g;
-    int64_t rows = t->r1 - t->r0, panels = g->up ? 1 : 2, step = panels * 16 * j->s;
-    int64_t up = g->up ? ((intptr_t)g->up - (intptr_t)g->f.b) / 4 : j->s * 16;
+    bool unit = g->made == TW_MADE_UNIT;
+    int64_t rows = t->r1 - t->r0, panels = unit ? 1 : 2, step = panels * 16 * j->s;
+    int64_t up = unit ? ((intptr_t)g->up - (intptr_t)g->f.b) / 4 : j->s * 16;
     const float *b = (const float *)g->f.b + s0 * step;
     struct tw_whole w = { .n = 32, .scale = g->scale, .act = g->act, .blocks = rows / 32, .ahead = true,
-        .strips = s1 - s0, .bs = step, .ldc = g->ldc, .ldres = g->ldres, .ldy = g->ldy };
+        .strips = s1 - s0, .bs = step, .ldc = g->ldc, .ldres = g->ldres };
 
     for (int64_t s = 0; s < j->s; s += j->kc, w.parts++) {
         w.part[w.parts].a = t->a + s * rows;
@@ -104,30 +163,27 @@ static struct tw_whole strips_whole(const struct tw_prod *j, const struct tw_til
         w.part[w.parts].bp = up;
         w.part[w.parts].s = tw_min(j->kc, j->s - s);
     }
-    w.y = g->up ? y_at(g, t->r0, s0 * 16) : NULL;
-    w.yblock = g->y_packed ? 32 * g->n : 32 * g->ldy;
-    w.yskip = g->y_packed ? 31 * 32 : 0;
-    w.half = s0 % 2;
-    if (g->y_packed)
-        w.ldy = 32;
-    w.c = g->up ? NULL : g->c + t->r0 * g->ldc + s0 * 32;
+    if (g->made)
+        made_of(j, t, s0, &w);
+    else
+        w.c = g->c + t->r0 * g->ldc + s0 * 32;
     w.bias = g->bias ? g->bias + s0 * 32 : NULL;
     w.res = g->res ? g->res + t->r0 * g->ldres + s0 * 32 : NULL;
     if (w.blocks && s1 < strips_of(j))
         w.next = (struct tw_next){ .at = (const char *)(b + (s1 - s0) * step), .bp = up * 4,
-            .panels = g->up ? 2 : 1, .n = tw_min(s1 - s0, strips_of(j) - s1) * step * 4 / w.blocks };
+            .panels = unit ? 2 : 1, .n = tw_min(s1 - s0, strips_of(j) - s1) * step * 4 / w.blocks };
     return w;
 }
 
-static void gated(const struct tw_prod *j, const struct tw_tile *t, int64_t s0, int64_t s1)
+static void make(const struct tw_prod *j, const struct tw_tile *t, int64_t s0, int64_t s1)
 {
     for (int64_t per = at_once(j); s0 < s1; s0 += per) {
         struct tw_whole w = strips_whole(j, t, s0, tw_min(s1, s0 + per));
 
-        j->d->k->gated16(&w);
+        j->d->k->low16(&w);
         for (int64_t s = s0; s < tw_min(s1, s0 + per) && w.blocks * 32 < t->r1 - t->r0; s++) {
             w = strips_whole(j, t, s, s + 1);
-            gated_rest(j, t, &w, w.blocks * 32, s);
+            make_rest(j, t, &w, w.blocks * 32, s);
         }
     }
 }
@@ -174,8 +230,8 @@ static void share_item(void *arg, int64_t i, int thread)
     i %= h->all;
     while (i >= h->items[j - h->j])
         i -= h->items[j++ - h->j];
-    if (j->g->up) {
-        gated(j, &t, i * h->per, tw_min(strips_of(j), (i + 1) * h->per));
+    if (j->g->made) {
+        make(j, &t, i * h->per, tw_min(strips_of(j), (i + 1) * h->per));
         return;
     }
     t.c = (float *)j->d->own + (size_t)thread * TW_OWN_WORDS;
@@ -231,8 +287,8 @@ bool tw_cpu_gated_fits(const struct tw_dev *dev, const struct tw_tensor *x, cons
 {
     const struct tw_kern *k = ((const struct tw_cpu *)dev)->k;
 
-    return k->gated16 && x->dtype == TW_BF16 && gate->dtype == TW_BF16 && up->dtype == TW_BF16 &&
-            gate->rows == up->rows && gate->rows % 16 == 0 && x->rows >= GATED_ROWS &&
+    return k->low16 && x->dtype == TW_BF16 && gate->dtype == TW_BF16 && up->dtype == TW_BF16 &&
+            gate->rows == up->rows && gate->rows % 16 == 0 && x->rows >= MADE_ROWS &&
             gate->cols <= 2 * k->kc16 * TW_WHOLE_PARTS;
 }
 
@@ -241,9 +297,36 @@ void tw_cpu_gated(struct tw_dev *dev, struct tw_tensor *y, const struct tw_tenso
 {
     struct tw_gemm g = { .m = x->rows, .n = gate->rows, .low = true, .scale = 1, .f = { .s = gate->cols,
             .a = x->data, .lda = x->ld, .a16 = true, .packed = x->packed, .bkind = TW_B_PANEL16,
-            .b = gate->data }, .up = up->data, .y = y->data, .ldy = y->ld, .y_packed = y->packed, .act = act };
+            .b = gate->data }, .made = TW_MADE_UNIT, .up = up->data, .y = y->data, .ldy = y->ld,
+        .y_packed = y->packed, .act = act };
 
     tw_share_run((struct tw_cpu *)dev, &g, 1);
+}
+
+bool tw_cpu_heads_fit(const struct tw_dev *dev, const struct tw_tensor *x,
+        const struct tw_mat *const *w, int n, int64_t hd, const struct tw_rope *r)
+{
+    const struct tw_kern *k = ((const struct tw_cpu *)dev)->k;
+    bool fits = k->low16 && x->dtype == TW_BF16 && x->rows >= MADE_ROWS && hd % 32 == 0 && r->rot == hd &&
+            !r->interleaved && x->cols <= 2 * k->kc16 * TW_WHOLE_PARTS;
+
+    for (int i = 0; i < n; i++)
+        fits = fits && w[i]->dtype == TW_BF16 && w[i]->rows % hd == 0;
+    return fits;
+}
+
+void tw_cpu_turned(struct tw_dev *dev, struct tw_tensor *const *y, const struct tw_tensor *x,
+        const struct tw_mat *const *w, int n, int64_t hd, const struct tw_rope *r)
+{
+    struct tw_gemm g[TW_GEMM_GROUP];
+
+    for (int i = 0; i < n; i++)
+        g[i] = (struct tw_gemm){ .m = x->rows, .n = w[i]->rows, .low = true, .scale = 1,
+            .f = { .s = w[i]->cols, .a = x->data, .lda = x->ld, .a16 = true, .packed = x->packed,
+                .bkind = TW_B_PANEL16, .b = w[i]->data },
+            .made = i < n - 1 ? TW_MADE_HEADS : TW_MADE_LOW, .y = y[i]->data, .ldy = y[i]->ld,
+            .turn = r, .hd = hd };
+    tw_share_run((struct tw_cpu *)dev, g, n);
 }
 
 bool tw_share_run(struct tw_cpu *d, const struct tw_gemm *g, int n)
