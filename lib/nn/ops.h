@@ -151,7 +151,9 @@ struct tw_ops {
     void (*get)(struct tw_dev *d, void *host, const void *src, size_t bytes);
     void (*copy)(struct tw_dev *d, void *dst, const void *src, size_t bytes);
     void (*zero)(struct tw_dev *d, void *p, size_t bytes);
-    /* What lies at P will be gone through again and again. NULL: of no use to the device. */
+    /* What lies at P is about to be written for the first time, all of it; and will be gone through again and
+     * again until it is freed. NULL, both: of no use to the device. */
+    void (*fresh)(struct tw_dev *d, void *p, size_t bytes);
     void (*often)(struct tw_dev *d, void *p, size_t bytes);
     int (*sync)(struct tw_dev *d, struct tw_err *err);  /* waits; the sticky error */
     /* Bytes of the device that are taken (by whom ever) and that are free; and the most FLOPs a second

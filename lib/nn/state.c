@@ -234,7 +234,7 @@ static void plan_marks(struct tw_state *s, int64_t n)
 static void make_pages(const struct tw_model *m, const struct tw_kv_pool *pool, const struct tw_pages *p,
         int64_t from)
 {
-    for (int64_t i = from, k; m->ops->often && i < p->n; i = k) {
+    for (int64_t i = from, k; m->ops->fresh && i < p->n; i = k) {
         char *at = p->block[i]->mem;
         bool fresh = p->block[i]->fresh;
 
@@ -245,7 +245,7 @@ static void make_pages(const struct tw_model *m, const struct tw_kv_pool *pool, 
         }
         k += !fresh;
         if (fresh)
-            m->ops->often(m->dev, at, (size_t)(k - i) * pool->bytes);
+            m->ops->fresh(m->dev, at, (size_t)(k - i) * pool->bytes);
     }
 }
 

@@ -406,9 +406,39 @@ static void rope(void)
         }
 }
 
+/* What is said about memory leaves in it what is there, also when a second batch of many tokens comes, and
+ * when it is freed before that. */
+static void memory(void)
+{
+    const int64_t n = (5 << 20) / 4 + 77;
+    float *x = help_rand(n, 1, 1);
+    const int64_t t0[] = { 0, 64 };
+
+    DEVS(h) {
+        float *p[2] = { help_put(h->d, x, (size_t)n * 4), help_put(h->d, x, (size_t)n * 4) }, *got;
+
+        for (int i = 0; i < 2 && tw_ops(h->d)->often; i++) {
+            ON(fresh, p[i], (size_t)n * 4);
+            ON(often, p[i] + i, (size_t)(n - i) * 4);
+        }
+        for (int i = 0; i < 3 && tw_ops(h->d)->begin; i++)
+            ON(begin, TW_F32, t0, 1);
+        got = help_get(h->d, p[1], n);
+        CHECK(help_same(got, x, (size_t)n * 4, "memory that is said to be used often"));
+        free(got);
+        drop(h->d, p[0]), drop(h->d, p[1]);
+        for (int i = 0; i < 2 && tw_ops(h->d)->begin; i++)
+            ON(begin, TW_F32, t0, 1);
+        if (tw_ops(h->d)->begin)
+            ON(begin, TW_F32, NULL, 0);
+    }
+    free(x);
+}
+
 int main(void)
 {
     help_open();
+    RUN(memory);
     RUN(linear_f32);
     RUN(linear_bf16);
     RUN(many_threads);

@@ -192,6 +192,7 @@ enum tw_slot { TW_SLOT_WT, TW_SLOT_X, TW_SLOT_Y, TW_SLOT_KV, TW_SLOT_LIST, TW_SL
     TW_SLOT_LORA, TW_SLOT_OWN, TW_SLOT_MORE, TW_SLOT_CUT, TW_SLOT_STEP, TW_SLOT_DELTA,
     TW_SLOT_SHARE, TW_NSLOT };
 
+#define TW_OFTEN 32
 struct tw_cpu {
     struct tw_dev_head head;
     const struct tw_kern *k;
@@ -199,6 +200,12 @@ struct tw_cpu {
     struct tw_pool *pool;
     int threads;
     atomic_int late;            /* large pages that took long */
+    atomic_int unjoined;        /* small ones that did not become large in time */
+    struct tw_often {
+        void *p;                /* NULL: none */
+        size_t bytes;
+        int batches;            /* of tokens since then, up to 2 */
+    } often[TW_OFTEN];
     struct tw_err err;          /* the first failure, sticky */
     bool low;                   /* begin(): products round their inputs to bf16 */
     int64_t ncut;               /* begin(): sequences; their first tokens are in TW_SLOT_CUT */
@@ -327,7 +334,13 @@ void tw_cpu_transpose(struct tw_cpu *d, void *wt, const struct tw_mat *w, int64_
 #define TW_B_WORDS (3 * 16 * TW_KC)     /* packed panels of B */
 #define TW_OWN_WORDS (TW_TILE_WORDS + TW_MC_RAW * TW_KC + TW_MC * TW_KC + TW_B_WORDS)
 
+/* P is freed; a batch of ROWS tokens begins. */
+void tw_cpu_forget(struct tw_cpu *d, const void *p);
+void tw_cpu_batch(struct tw_cpu *d, int64_t rows);
+
 /* The ops, by file. */
+void tw_cpu_fresh(struct tw_dev *d, void *p, size_t bytes);
+void tw_cpu_often(struct tw_dev *d, void *p, size_t bytes);
 void tw_cpu_close(struct tw_dev *d);
 int64_t tw_cpu_mat_elems(const struct tw_dev *d, int64_t rows, int64_t cols, enum tw_dtype t);
 void tw_cpu_mat_put(struct tw_dev *d, struct tw_mat *m, const void *host, enum tw_dtype from,

@@ -3,64 +3,8 @@
 #include <math.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include "base/log.h"
 #include "base/mem.h"
 #include "nn/cpu/moe_priv.h"
-
-/* What the products go through again and again lies in large pages where the system has them: rows of a
- * matrix are pages apart, and looking those up took a tenth of a training step; panels of weights are asked
- * for across pages, a twentieth of a prompt. Where memory is in small pieces the system makes room for a
- * large page first, which takes longer than it will ever save: then the rest has small ones. Those are made
- * by the piece, which takes two thirds of what it takes to make each when it is first written. */
-#define LARGE_PAGE ((size_t)2 << 20)
-#define SMALL_PAGE ((size_t)4096)
-#define SMALL_PIECE ((size_t)128 << 10)
-#define LARGE_LATE 2e-3         /* seconds; a page takes a tenth of a millisecond */
-#define LARGE_TRIES 8
-
-struct large_job {
-    struct tw_cpu *d;
-    char *p, *end;
-};
-
-static void large_page(void *arg, int64_t i, int thread)
-{
-    struct large_job *j = arg;
-    char *p = j->p + (size_t)i * LARGE_PAGE;
-    double t = tw_now();
-
-    if (atomic_load(&j->d->late) >= LARGE_TRIES)
-        return;
-    tw_large_pages(p, LARGE_PAGE);
-    atomic_fetch_or((_Atomic char *)p, 0);      /* makes it, and leaves what is there */
-    if (tw_now() - t > LARGE_LATE)
-        atomic_fetch_add(&j->d->late, 1);
-}
-
-static void small_pages(void *arg, int64_t i, int thread)
-{
-#ifdef MADV_POPULATE_WRITE
-    const struct large_job *j = arg;
-    char *p = j->p + (size_t)i * SMALL_PIECE;
-
-    (void)madvise(p, (size_t)tw_min((int64_t)SMALL_PIECE, j->end - p), MADV_POPULATE_WRITE);
-#endif
-}
-
-static void in_large_pages(struct tw_dev *d, void *p, size_t bytes)
-{
-    uintptr_t from = ((uintptr_t)p + LARGE_PAGE - 1) / LARGE_PAGE, to = ((uintptr_t)p + bytes) / LARGE_PAGE;
-    uintptr_t first = ((uintptr_t)p + SMALL_PAGE - 1) / SMALL_PAGE * SMALL_PAGE;
-    uintptr_t last = ((uintptr_t)p + bytes) / SMALL_PAGE * SMALL_PAGE;
-    struct large_job j = { .d = (struct tw_cpu *)d, .p = (char *)(from * LARGE_PAGE) };
-
-    if (to > from)
-        tw_cpu_run(j.d, (int64_t)(to - from), large_page, &j);
-    j.p = (char *)first;
-    j.end = (char *)last;
-    if (last > first)
-        tw_cpu_run(j.d, (int64_t)((last - first + SMALL_PIECE - 1) / SMALL_PIECE), small_pages, &j);
-}
 
 /* Memory of the op table begins 64 bytes behind its length, which is 0 for what malloc gave. Large
  * pieces come from the system, zero already: no page is touched before its use. */
@@ -100,6 +44,7 @@ static void cpu_free(struct tw_dev *d, void *p)
 
     if (!at)
         return;
+    tw_cpu_forget((struct tw_cpu *)d, p);
     if (*(size_t *)at)
         munmap(at, *(size_t *)at);
     else
@@ -155,7 +100,7 @@ void tw_cpu_run(struct tw_cpu *d, int64_t n, void (*fn)(void *arg, int64_t i, in
 static const struct tw_ops cpu_ops = {
     .name = "cpu", .alone = true, .sets = true, .low_in = true, .in_place = true, .close = tw_cpu_close,
     .alloc = cpu_alloc, .free = cpu_free, .put = cpu_copy, .get = cpu_copy, .copy = cpu_copy,
-    .zero = cpu_zero, .often = in_large_pages, .sync = cpu_sync,
+    .zero = cpu_zero, .often = tw_cpu_often, .fresh = tw_cpu_fresh, .sync = cpu_sync,
     .mat_elems = tw_cpu_mat_elems, .mat_put = tw_cpu_mat_put, .mat_get = tw_cpu_mat_get,
     .mat_cast = tw_cpu_mat_cast, .embed = tw_cpu_embed, .embed_bwd = tw_cpu_embed_bwd,
     .rmsnorm = tw_cpu_rmsnorm, .rmsnorm_bwd = tw_cpu_rmsnorm_bwd,

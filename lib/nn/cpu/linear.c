@@ -6,6 +6,7 @@ void tw_cpu_begin(struct tw_dev *dev, enum tw_dtype products, const int64_t *t0,
     struct tw_cpu *d = (struct tw_cpu *)dev;
     int64_t *cut = tw_cpu_scratch(d, TW_SLOT_CUT, (size_t)(nseq + 1) * sizeof *cut);
 
+    tw_cpu_batch(d, nseq ? t0[nseq] : 0);
     d->low = products == TW_BF16;
     d->ncut = cut ? nseq : 0;
     if (cut && nseq)
