@@ -89,6 +89,7 @@ struct tw_attn {
     const struct tw_attn_seq *seq;  /* (host) */
     int64_t nseq;
     bool whole;                 /* with blocks, too, the bits of the sequence packed, where whole() is */
+    const struct tw_mat *next;  /* what multiplies the outputs: it may be asked for; NULL: not known */
 };
 
 struct tw_rope {

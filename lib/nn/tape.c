@@ -358,7 +358,7 @@ static struct tw_var *attn(struct tw_tape *t, const struct tw_layer *l, struct t
     struct tw_var *y = packed ? var_packed(t, q->v.rows, q->v.cols) : tw_var_wide(t, q->v.rows, q->v.cols);
     struct tw_attn a = { .nh = c->nh, .nkv = c->nkv, .hd = c->hd, .window = l->conf->window,
         .scale = (float)tw_attn_scale(c), .seq = t->b->attn, .nseq = t->b->nseq,
-        .whole = t->m->opts.exact };
+        .whole = t->m->opts.exact, .next = in && l->w[TW_S_O] ? &l->w[TW_S_O]->w : NULL };
     float *lse = NULL;
     struct tw_op *op;
 

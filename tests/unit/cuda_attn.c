@@ -17,7 +17,7 @@ static void attention(void)
     EACH(attns) {
         int64_t nh = attns[i].nh, nkv = attns[i].nkv, hd = attns[i].hd, T = 0;
         struct tw_attn_seq seq[4];
-        struct tw_attn a = { nh, nkv, hd, 0.3f, attns[i].window, seq, 0, false };
+        struct tw_attn a = { nh, nkv, hd, 0.3f, attns[i].window, seq, 0, false, NULL };
 
         for (; a.nseq < 4 && attns[i].n[a.nseq]; a.nseq++) {
             seq[a.nseq] = (struct tw_attn_seq){ .q0 = T, .nq = attns[i].n[a.nseq] };
@@ -47,7 +47,7 @@ static void decoding(void)
         struct both q = tensor(n, nh * hd, 0, false, 1), k = tensor(n, nkv * hd, 0, false, 1);
         struct both v = tensor(n, nkv * hd, 0, false, 1), o = tensor(n, nh * hd, 0, true, 1);
         struct tw_attn_seq s = { .nq = n };
-        struct tw_attn a = { nh, nkv, hd, 0.3f, attns[i].window, &s, 1, false };
+        struct tw_attn a = { nh, nkv, hd, 0.3f, attns[i].window, &s, 1, false, NULL };
         size_t offset = 256, bytes = tw_ops(gpu)->kv_bytes(gpu, nkv, hd, act) + offset;
         void *block[32];
 

@@ -130,6 +130,7 @@ static void find_some(struct soft *x, int64_t i, int r)
     four(x, at_step(x->w, i, x->r0 + r), r, see, false);
 }
 
+/* Vectors leave the way from memory free, so weights that are multiplied next are asked for here. */
 static void soft_rows(struct soft *x, int R)
 {
     struct tw_att16 *w = x->w;
@@ -147,6 +148,8 @@ static void soft_rows(struct soft *x, int R)
     for (int64_t i = 0; i < w->n; i++) {
         float *s = at_step(w, i, x->r0);
 
+        for (int k = 0; k < w->asks && w->ask->at < w->ask->end; k++, w->ask->at += 64)
+            __builtin_prefetch(w->ask->at, 0, 2);
         for (int k = 0; !x->r0 && w->R > 16 && k < 512; k += 16)
             __builtin_prefetch(s + 512 + k, 1);
         for (int r = 0; r < R; r += 4)
@@ -229,6 +232,36 @@ VFN void scores(const struct tw_att16 *w, const bool two, const int64_t steps)
         PUT(3, last + 768);
 }
 
+/* Scores of more than 16 rows of two steps, whose queries stay in tiles: half of the loads, which are what
+ * tiles wait for while a core's second thread uses them, too. */
+static void scores_two(const struct tw_att16 *w)
+{
+    float *last = w->s;
+
+    _tile_loadd(0, w->q, 64);
+    _tile_loadd(1, w->q + 512, 64);
+    _tile_loadd(2, w->q + 256, 64);
+    _tile_loadd(3, w->q + 768, 64);
+    for (int64_t i = 0; i < w->n; i++) {
+        const uint32_t *k = w->k[i];
+
+#pragma GCC unroll 2
+        for (int p = 0; p < 2; p++, k += 512) {
+            _tile_stream_loadd(6, k, 64);
+            _tile_stream_loadd(7, k + 256, 64);
+            PUT(4, last);
+            _tile_dpbf16ps(4, 0, 6);
+            PUT(5, last + 512);
+            _tile_dpbf16ps(5, 2, 6);
+            _tile_dpbf16ps(4, 1, 7);
+            _tile_dpbf16ps(5, 3, 7);
+            last = at_step(w, i, 0) + p * 256;
+        }
+    }
+    PUT(4, last);
+    PUT(5, last + 512);
+}
+
 /* Queries of whole groups of 32 components, as tiles read them. */
 static void pack(const struct tw_att16 *w)
 {
@@ -301,7 +334,7 @@ void tw_amx_att16(struct tw_att16 *w)
     tw_amx_config(tw_min(16, w->R), tw_max(0, w->R - 16), 2);
     __asm__ volatile("" : : : "memory");        /* tile loads name none as their input */
     if (two && w->steps == 2)
-        scores(w, true, 2);
+        scores_two(w);
     else if (two && w->steps == 4)
         scores(w, true, 4);
     else if (two)

@@ -216,6 +216,30 @@ static int64_t attn_plan(struct tw_att *t)
     return items;
 }
 
+#define NEXT_ROWS 64            /* the least whose outputs are worth it */
+#define NEXT_MOST ((int64_t)768 << 10)  /* bytes of L2 for what is multiplied next */
+#define MOST_ASKS 16            /* lines of a step */
+
+/* Each thread asks for the weights that are multiplied next, as evenly as it goes through keys. */
+static void ask_next(struct tw_att *t)
+{
+    const struct tw_mat *w = t->a->next;
+    const char *at = w ? w->data : NULL;
+    int64_t bytes = w ? tw_min(NEXT_MOST, w->rows * w->cols * 2) : 0, rows = 0, steps = 0;
+
+    for (int64_t s = 0; s < t->a->nseq; s++) {
+        const struct tw_attn_seq *q = &t->a->seq[s];
+        int64_t half = (q->nq * t->group + 15) / 16;
+
+        rows += q->nq;
+        steps += t->a->nkv * half * ((q->past + q->nq / 2) / 32 + 1);
+    }
+    if (rows >= NEXT_ROWS && bytes && w->dtype == TW_BF16)
+        t->asks = (int)tw_min(MOST_ASKS, (bytes / 64 * t->d->threads + steps - 1) / steps);
+    for (int i = 0; i < t->d->threads; i++)
+        *(struct tw_ask *)((float *)t->d->slot[TW_SLOT_OWN].p + i * t->own) = (struct tw_ask){ at, at + bytes };
+}
+
 void tw_cpu_heads(struct tw_cpu *d, struct tw_tensor *o, float *lse, const struct tw_tensor *q,
         const struct tw_heads *a)
 {
@@ -229,6 +253,8 @@ void tw_cpu_heads(struct tw_cpu *d, struct tw_tensor *o, float *lse, const struc
         packed |= !a->seq[s].block;
     if (packed)     /* decode states have theirs already, and get them again */
         tw_att_put(&t);
+    if (t.tiles)
+        ask_next(&t);
     tw_cpu_run(d, items, attn_item, &t);
 }
 
@@ -238,7 +264,7 @@ static struct tw_heads heads_of(const struct tw_attn *a, const struct tw_tensor 
     return (struct tw_heads){ .nh = a->nh, .nkv = a->nkv, .dk = a->hd, .nk = a->hd, .dv = a->hd,
         .window = a->window, .scale = a->scale, .seq = a->seq, .nseq = a->nseq,
         .in = { .k = k->data, .ldk = k->ld, .sk = a->hd, .v = v->data, .ldv = v->ld,
-            .sv = a->hd, .low = k->dtype == TW_BF16 } };
+            .sv = a->hd, .low = k->dtype == TW_BF16 }, .next = a->next };
 }
 
 void tw_cpu_attn(struct tw_dev *d, struct tw_tensor *o, float *lse, const struct tw_tensor *q,

@@ -17,6 +17,7 @@ struct tw_heads {
     const struct tw_attn_seq *seq;
     int64_t nseq;
     struct tw_keys in;
+    const struct tw_mat *next;  /* what multiplies the outputs; NULL: not known */
 };
 
 void tw_cpu_heads(struct tw_cpu *d, struct tw_tensor *o, float *lse, const struct tw_tensor *q,
@@ -45,7 +46,14 @@ struct tw_att {
     int64_t group, dvp;         /* query heads of a kv head; dv in whole panels */
     int64_t dkw;                /* words of dk components */
     int64_t own, lds;           /* words of a thread's scratch and of a row of scores */
+    int asks;                   /* tiles: lines of the next weights that a step asks for */
 };
+
+/* What a thread has still to ask for, at the beginning of its scratch. */
+struct tw_ask {
+    const char *at, *end;
+};
+#define TW_ASK_WORDS 16
 
 struct tw_att_seq {
     int64_t item;               /* the first of its work items */
@@ -100,6 +108,8 @@ struct tw_att16 {
     int64_t vp;                 /* words from a panel of values to the next */
     int lo[32], hi[32];         /* a row sees keys [lo, hi) */
     float scale;                /* > 0 */
+    struct tw_ask *ask;         /* ASKS lines of it with each 32 keys, of 16 rows */
+    int asks;
     float *s;                   /* room for n times TW_ATT_STEP words: scores, then weights */
     float max[32], sum[32];     /* the largest score times scale; of weights before they are rounded */
     float *o;                   /* [R][panels * 16] outputs, not divided by those sums yet */

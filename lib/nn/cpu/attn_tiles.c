@@ -21,7 +21,7 @@ int64_t tw_att_tiles_words(const struct tw_att *t, int64_t longest)
 {
     int64_t n = steps_of(longest);
 
-    return GROUP * (t->dkw + t->dvp) + n * TW_ATT_STEP + tw_up(4 * n, 16);
+    return TW_ASK_WORDS + GROUP * (t->dkw + t->dvp) + n * TW_ATT_STEP + tw_up(4 * n, 16);
 }
 
 /* The first key that row R sees, or one before it that begins 32. */
@@ -65,7 +65,7 @@ static void row_open(const struct head *h, struct tw_att16 *w, int r, const stru
 }
 
 /* Rows [r, r1), of which there are up to 32, in ROOM. */
-static void group(const struct head *h, int64_t r, int64_t r1, float *room)
+static void group(const struct head *h, int64_t r, int64_t r1, struct tw_ask *ask, float *room)
 {
     const struct tw_att *t = h->t;
     int64_t kb = first_key(h, r), first = t->a->seq[h->sq].past - t->a->seq[h->sq].q0 + 1 - kb;
@@ -73,7 +73,7 @@ static void group(const struct head *h, int64_t r, int64_t r1, float *room)
     struct tw_att16 w = { .R = (int)(r1 - r), .steps = t->dkw / 16, .panels = t->dvp / 16,
         .q = (uint32_t *)room, .o = room + GROUP * t->dkw, .s = room + GROUP * (t->dkw + t->dvp),
         .k = h->k + (kb - h->base) / 32, .v = h->v + (kb - h->base) / 32,
-        .vp = t->seq[h->sq].bk / 2 * 16, .scale = t->a->scale };
+        .vp = t->seq[h->sq].bk / 2 * 16, .scale = t->a->scale, .ask = ask, .asks = t->asks };
 
     for (int i = 0; i < w.R; i++, tw_att_next(t, &p)) {
         w.hi[i] = (int)(first + p.q);
@@ -88,7 +88,7 @@ static void group(const struct head *h, int64_t r, int64_t r1, float *room)
 
 void tw_att_tiles(const struct tw_att *t, int64_t s, int64_t kvh, int64_t r0, int64_t r1, float *room)
 {
-    struct head h = { .t = t, .sq = s, .kvh = kvh, .k = (const uint32_t **)room };
+    struct head h = { .t = t, .sq = s, .kvh = kvh, .k = (const uint32_t **)(room + TW_ASK_WORDS) };
     int64_t end = t->a->seq[s].past + (r1 - 1) / t->group + 1, n;
 
     h.base = first_key(&h, r0);
@@ -96,5 +96,5 @@ void tw_att_tiles(const struct tw_att *t, int64_t s, int64_t kvh, int64_t r0, in
     h.v = h.k + n;
     find_keys(&h, end);
     for (; r0 < r1; r0 += GROUP)
-        group(&h, r0, tw_min(r1, r0 + GROUP), room + tw_up(4 * n, 16));
+        group(&h, r0, tw_min(r1, r0 + GROUP), (struct tw_ask *)room, room + TW_ASK_WORDS + tw_up(4 * n, 16));
 }
