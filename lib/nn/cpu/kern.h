@@ -76,6 +76,7 @@ static void rms_lines(uint32_t *dst, int64_t step, float *rstd, const float *x, 
         for (int k = 0; k < 4; k++) {
             vf v = v_load(x + (k < rows ? k : 0) * ldx + i);
 
+            __builtin_prefetch(x + (k + 4) * ldx + i);      /* of the next four */
             s[k] = v_fma(v, v, s[k]);
         }
     for (int k = 0; k < rows; k++) {
