@@ -156,6 +156,26 @@ static void elementwise(void)
     healthy();
 }
 
+static void columns(void)
+{
+    static const struct { int64_t T, n, w, stride, off, pad; } size[] = {
+        { 1, 1, 1, 1, 0, 0 }, { 7, 3, 5, 11, 6, 1 }, { 65, 16, 128, 768, 256, 8 }, { 40, 16, 2, 4, 2, 0 },
+    };
+
+    EACH(size) {
+        struct tw_cols c = { size[i].n, size[i].w, size[i].stride, size[i].off };
+        struct both x = tensor(size[i].T, c.n * c.stride, size[i].pad, false, 1);
+        struct both y = tensor(size[i].T, c.n * c.w, size[i].pad, true, 1);
+        struct both z = tensor(size[i].T, c.n * c.w, 0, false, 1);
+
+        C(cols, &y.c, &x.c, &c, false), G(cols, &y.g, &x.g, &c, false);
+        C(cols, &z.c, &x.c, &c, true), G(cols, &z.g, &x.g, &c, true);
+        same(&y, "columns"), same(&x, "columns back");
+        done(&x), done(&y), done(&z);
+    }
+    healthy();
+}
+
 static void embedding(void)
 {
     int64_t T = 500, V = 37, D = 72;
@@ -178,10 +198,11 @@ static void embedding(void)
 
 static void heads(void)
 {
-    static const int64_t s[][4] = { { 5, 7, 3, 16 }, { 40, 60, 100, 64 }, { 300, 290, 1000, 128 },
-        { 130, 128, 4099, 72 }, { 5, 7, 20004, 24 }, { 4, 5, 128256, 16 }, { 4, 4, 151936, 16 } };
+    static const int64_t s[][4] = { { 40, 60, 100, 64 }, { 300, 290, 1000, 128 }, { 130, 128, 4099, 72 },
+        { 5, 7, 20004, 24 }, { 4, 5, 128256, 16 }, { 4, 4, 151936, 16 },
+        { 5, 7, 3, 16 }, { 5, 7, 100, 24 }, { 3, 2, 20004, 8 }, { 2, 2, 128256, 8 }, { 2, 2, 151936, 8 } };
 
-    EACH(s)
+    CASES(i, s, 5)
         for (int more = 0; more < 2; more++) {
             int64_t T = s[i][0], n = s[i][1], V = s[i][2], D = s[i][3];
             struct both h = tensor(T, D, 8, false, 1), w = matrix(V, D, act);
@@ -423,6 +444,7 @@ static void all(void)
     RUN(norm_ropes);
     RUN(ropes);
     RUN(elementwise);
+    RUN(columns);
     RUN(embedding);
     RUN(heads);
     RUN(loras);

@@ -223,10 +223,10 @@ static void adapters(const struct shape *q, int runs, bool gather)
 
 static void lora(void)
 {
-    for (int k = 0; k < 4; k++) {
-        EACH(moe_shapes)
+    for (int k = test_quick(); k < (test_quick() ? 3 : 4); k++) {
+        CASES(i, moe_shapes, MOE_QUICK)
             adapters(&moe_shapes[i], 1 + k % 2, k / 2);
-        EACH(moe_thin)
+        CASES(i, moe_thin, THIN_QUICK)
             adapters(&moe_thin[i], 1 + k % 2, k / 2);
     }
     healthy();
@@ -235,7 +235,7 @@ static void lora(void)
 /* Gradients of adapters have the same bits each time. */
 static void again(void)
 {
-    EACH(moe_thin) {
+    CASES(i, moe_thin, THIN_QUICK) {
         const struct shape *q = &moe_thin[i];
         int64_t n = q->T * q->K, na = q->E * q->r * q->in, nb = q->E * q->out * q->r;
         struct sorted s = sort(q);
@@ -295,9 +295,9 @@ static void in_one(void)
     int made = 0;
 
     for (int gather = 0; gather < 2; gather++) {
-        EACH(moe_shapes)
+        CASES(i, moe_shapes, MOE_QUICK)
             made += together(&moe_shapes[i], gather);
-        EACH(moe_thin)
+        CASES(i, moe_thin, THIN_QUICK)
             made += together(&moe_thin[i], gather);
     }
     printf("# %d products with their adapters in one\n", made);

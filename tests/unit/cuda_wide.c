@@ -194,9 +194,14 @@ static void wide(void)
         { 700, 136, { 256, 128, 72 }, { 16 }, 0, 3, false, true, true },
         { 1500, 128, { 192, 192 }, { 16, 4 }, 16, 2, false, false, true },
         { 333, 128, { 320, 64 }, { 64, 33 }, 0, 2, false, false, true },
+        { 5, 64, { 72 }, { 8 }, 8, 1, true, true, false },      /* and little of each kind */
+        { 70, 136, { 256, 128, 72 }, { 16 }, 0, 3, false, true, false },
+        { 150, 128, { 64, 72, 128 }, { 32, 12 }, 0, 3, false, false, true },
+        { 33, 192, { 320 }, { 64, 33 }, 0, 1, true, true, false },
+        { 130, 64, { 192, 192 }, { 16, 4 }, 16, 2, false, false, true },
     };
 
-    EACH(cases)
+    CASES(i, cases, 5)
         run_case(&cases[i]);
     healthy();
 }

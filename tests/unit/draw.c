@@ -129,15 +129,17 @@ static void one_size(int64_t V, bool bars)
 
 static void draws_are_those_of_the_host(void)
 {
-    one_size(37, false);
-    one_size(500, true);
-    one_size(4096, false);
-    one_size(50000, true);
-    one_size(151936, false);
+    static const struct {
+        int64_t V;
+        bool bars;
+    } size[] = { { 4096, false }, { 50000, true }, { 151936, false }, { 37, false }, { 500, true }, { 9000, false } };
+
+    CASES(i, size, 3)
+        one_size(size[i].V, size[i].bars);
 }
 
 static const char config[] = "{\"model_type\":\"qwen3\",\"vocab_size\":1024,\"hidden_size\":%d,"
-    "\"intermediate_size\":%d,\"num_hidden_layers\":3,\"num_attention_heads\":%d,"
+    "\"intermediate_size\":%d,\"num_hidden_layers\":%d,\"num_attention_heads\":%d,"
     "\"num_key_value_heads\":2,\"head_dim\":%d,\"hidden_act\":\"silu\",\"rms_norm_eps\":1e-6,"
     "\"max_position_embeddings\":4096,\"tie_word_embeddings\":true,\"rope_theta\":10000.0}";
 
@@ -158,7 +160,7 @@ static void open_world(struct world *w, int d, int i, int nh, int hd)
     int fd = mkstemp(path);
     FILE *fp = fdopen(fd, "w");
 
-    fprintf(fp, config, d, i, nh, hd);
+    fprintf(fp, config, d, i, test_quick() ? 1 : 3, nh, hd);
     fclose(fp);
     o.config_json = path;
     *w = (struct world){ 0 };
@@ -187,6 +189,17 @@ static void close_world(struct world *w)
     tw_model_close(w->m);
 }
 
+/* The prompts of T sequences, each by itself; with little all at once. */
+static void feed(struct world *w, const struct tw_seq *seq, int T)
+{
+    int each = test_quick() ? T : 1;
+    struct tw_err err = { 0 };
+
+    for (int i = 0; i < T; i += each)
+        CHECK(!tw_model_decode(w->m, &seq[i], each, NULL, 0, NULL, &err));
+    CHECK_STR(err.msg, "");
+}
+
 /* T sequences of different lengths, then four tokens each: drawn by steps, checked by a pass. */
 static void compare(struct world *w, int T, int adapters, int longest)
 {
@@ -203,17 +216,19 @@ static void compare(struct world *w, int T, int adapters, int longest)
         w->s[i] = tw_state_new(w->m, &err);
         seq[i] = (struct tw_seq){ .token = prompt, .n = 1 + (i * 53 + (T < 3 ? longest - 1 : 0)) % longest, .state = w->s[i],
             .adapter = adapters && i % (ADAPTERS + 1) ? w->a[i % (ADAPTERS + 1) - 1] : NULL };
-        CHECK(!tw_model_decode(w->m, &seq[i], 1, NULL, 0, NULL, &err));
         last[i] = (int32_t)(11 * i % V);
         want[i] = i;
     }
-    for (int step = 0; step < 4; step++) {
+    feed(w, seq, T);
+    for (int step = 0; step < (test_quick() ? 2 : 4); step++) {
         for (int i = 0; i < T; i++) {
             seq[i].token = &last[i];
             seq[i].n = 1;
             c[i] = (struct tw_choice){ .top_p = 1, .repetition = 1 };
         }
         CHECK(!tw_model_draw(w->m, seq, T, c, NULL, &err));
+        if (test_quick())
+            continue;
         for (int i = 0; i < T; i++)
             CHECK(!tw_state_truncate(w->s[i], tw_state_len(w->s[i]) - 1, &err));
         CHECK(!tw_model_decode(w->m, seq, T, want, T, z, &err));
@@ -236,23 +251,47 @@ static void compare(struct world *w, int T, int adapters, int longest)
     free(z);
 }
 
-static void steps_are_passes(void)
+enum { SHAPES = 6 };
+static const int shape[SHAPES][4] = { { 64, 96, 4, 16 }, { 128, 256, 2, 64 }, { 256, 512, 16, 32 },
+    { 256, 768, 8, 128 }, { 512, 320, 6, 64 }, { 1024, 3072, 4, 128 } };
+
+/* With little each shape has a number of sequences of its own. */
+static void passes(int adapters, int longest)
 {
-    static const int shape[][4] = { { 64, 96, 4, 16 }, { 128, 256, 2, 64 }, { 256, 512, 16, 32 },
-        { 256, 768, 8, 128 }, { 512, 320, 6, 64 }, { 1024, 3072, 4, 128 } };
     static const int T[] = { 1, 2, 7, 16, 17, 33, 64, 65, 130 };
     struct world w;
 
-    for (size_t k = 0; k < sizeof shape / sizeof *shape; k++) {
+    for (int k = 0; k < SHAPES; k++) {
         open_world(&w, shape[k][0], shape[k][1], shape[k][2], shape[k][3]);
-        for (size_t i = 0; i < sizeof T / sizeof *T; i++) {
-            compare(&w, T[i], 0, 100);
-            compare(&w, T[i], 1, 50);
-        }
+        for (int i = 0; i < (int)(sizeof T / sizeof *T); i++)
+            if (!test_quick() || i == SHAPES - 1 - k)
+                compare(&w, T[i], adapters, longest);
+        close_world(&w);
+    }
+}
+
+static void steps_are_passes(void)
+{
+    passes(0, 100);
+}
+
+static void steps_with_adapters(void)
+{
+    passes(1, 50);
+}
+
+static void long_ones(void)
+{
+    struct world w;
+
+    for (int k = test_quick(); k < SHAPES; k += 1 + test_quick()) {
+        open_world(&w, shape[k][0], shape[k][1], shape[k][2], shape[k][3]);
         compare(&w, 1, 0, 700);
-        compare(&w, 2, 0, 4000);
-        compare(&w, 3, 0, 1500);
-        compare(&w, 40, 1, 900);
+        if (!test_quick()) {
+            compare(&w, 2, 0, 4000);
+            compare(&w, 3, 0, 1500);
+            compare(&w, 40, 1, 900);
+        }
         close_world(&w);
     }
 }
@@ -295,26 +334,30 @@ static void replays_are_equal(void)
 
 enum { FEW = 4, STEPS = 5 };
 
+/* Whether shape K goes with T sequences of length L: always, but with little. */
+static bool taken(int k, int T, int l)
+{
+    return !test_quick() || (T == 1 + k % FEW && l == (k == 1));
+}
+
 /* Some tokens each of T sequences of different lengths, by steps; their choices in order. */
 static void some_steps(struct world *w, int T, int longest, struct tw_choice *c)
 {
     int64_t V = tw_model_info(w->m)->V;
     int32_t *prompt = tw_xcalloc((size_t)longest, sizeof *prompt), last[FEW];
+    struct tw_seq seq[FEW];
     struct tw_err err = { 0 };
 
     for (int i = 0; i < longest; i++)
         prompt[i] = (int32_t)((i * 41 + i * i) % V);
     for (int i = 0; i < T; i++) {
-        struct tw_seq seq = { .token = prompt, .n = longest - 31 * i % longest,
+        w->s[i] = tw_state_new(w->m, &err);
+        seq[i] = (struct tw_seq){ .token = prompt, .n = longest - 31 * i % longest, .state = w->s[i],
             .adapter = i % 2 ? w->a[0] : NULL };
-
-        seq.state = w->s[i] = tw_state_new(w->m, &err);
-        CHECK(!tw_model_decode(w->m, &seq, 1, NULL, 0, NULL, &err));
         last[i] = (int32_t)(11 * i % V);
     }
-    for (int step = 0; step < STEPS; step++, c += T) {
-        struct tw_seq seq[FEW];
-
+    feed(w, seq, T);
+    for (int step = 0; step < (test_quick() ? 2 : STEPS); step++, c += T) {
         for (int i = 0; i < T; i++) {
             seq[i] = (struct tw_seq){ .token = &last[i], .n = 1, .state = w->s[i],
                 .adapter = i % 2 ? w->a[0] : NULL };
@@ -333,12 +376,12 @@ static void some_steps(struct world *w, int T, int longest, struct tw_choice *c)
 /* Few tokens by rings and clusters: the bits of the other kernels. */
 static void ways_are_equal(void)
 {
-    static const int shape[][4] = { { 64, 96, 4, 16 }, { 128, 256, 2, 64 }, { 1024, 3072, 16, 128 },
+    static const int of[][4] = { { 64, 96, 4, 16 }, { 128, 256, 2, 64 }, { 1024, 3072, 16, 128 },
         { 2560, 9728, 8, 128 }, { 1120, 352, 6, 64 } };
     static const int longest[] = { 3, 224, 1300 };
     static const char *const way[] = { "plain", "ring" };
 
-    for (size_t k = 0; k < sizeof shape / sizeof *shape; k++) {
+    for (int k = 0; k < (int)(sizeof of / sizeof *of); k++) {
         struct tw_choice c[2][FEW][3][STEPS * FEW];
         struct tw_err err = { 0 };
 
@@ -348,19 +391,20 @@ static void ways_are_equal(void)
             tw_dev_close(dev);
             setenv("TW_STEP", way[i], 1);
             dev = tw_dev_open("cuda", 0, &err);
-            open_world(&w, shape[k][0], shape[k][1], shape[k][2], shape[k][3]);
+            open_world(&w, of[k][0], of[k][1], of[k][2], of[k][3]);
             for (int T = 1; T <= FEW; T++)
                 for (int l = 0; l < 3; l++)
-                    some_steps(&w, T, longest[l], c[i][T - 1][l]);
+                    if (taken(k, T, l))
+                        some_steps(&w, T, longest[l], c[i][T - 1][l]);
             close_world(&w);
         }
         for (int T = 1; T <= FEW; T++)
             for (int l = 0; l < 3; l++)
-                for (int n = 0; n < STEPS * T; n++) {
+                for (int n = 0; taken(k, T, l) && n < (test_quick() ? 2 : STEPS) * T; n++) {
                     const struct tw_choice *a = &c[0][T - 1][l][n], *b = &c[1][T - 1][l][n];
 
                     if (a->id != b->id || a->logp != b->logp)
-                        printf("# shape %zu, %d sequences of %d, choice %d: %d %.9g, %d %.9g\n", k, T,
+                        printf("# shape %d, %d sequences of %d, choice %d: %d %.9g, %d %.9g\n", k, T,
                                longest[l], n, a->id, a->logp, b->id, b->logp);
                     CHECK(a->id == b->id && a->logp == b->logp);
                 }
@@ -378,6 +422,8 @@ int main(void)
     }
     RUN(draws_are_those_of_the_host);
     RUN(steps_are_passes);
+    RUN(steps_with_adapters);
+    RUN(long_ones);
     RUN(replays_are_equal);
     RUN(ways_are_equal);
     tw_dev_close(dev);

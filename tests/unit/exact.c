@@ -1,6 +1,5 @@
 /* exact.c - models opened to be exact: what is decoded, in whatever company and pieces, has the bits that a pass
- * over the whole sequence gives. On the CPU, and where there is a GPU of Hopper's kind there too. With an
- * argument "quick" a little of it, for tools that take long. */
+ * over the whole sequence gives. On the CPU, and where there is a GPU of Hopper's kind there too. */
 #include <math.h>
 #include <stdlib.h>
 #include "base/rng.h"
@@ -9,48 +8,61 @@
 
 static struct tw_dev *dev;
 
-static bool quick;              /* little of it, for tools that take long */
-
 #define QWEN3(v, d, i, l, nh, nkv, hd) "{\"model_type\":\"qwen3\",\"vocab_size\":" v ",\"hidden_size\":" d "," \
     "\"intermediate_size\":" i ",\"num_hidden_layers\":" l ",\"num_attention_heads\":" nh "," \
     "\"num_key_value_heads\":" nkv ",\"head_dim\":" hd ",\"hidden_act\":\"silu\",\"rms_norm_eps\":1e-6," \
     "\"max_position_embeddings\":4096,\"tie_word_embeddings\":true,\"rope_theta\":10000.0}"
-#define SIZES "\"vocab_size\":1500,\"hidden_size\":128,\"intermediate_size\":192,\"rms_norm_eps\":1e-6," \
-    "\"max_position_embeddings\":4096,\"num_hidden_layers\":3,"
-#define PLAIN SIZES "\"hidden_act\":\"silu\",\"tie_word_embeddings\":false,\"rope_theta\":10000.0,"
+#define SIZES SIZES_OF("3")
+#define SIZES_OF(layers) "\"vocab_size\":1500,\"hidden_size\":128,\"intermediate_size\":192,\"rms_norm_eps\":1e-6," \
+    "\"max_position_embeddings\":4096,\"num_hidden_layers\":" layers ","
+#define PLAIN PLAIN_OF("3")
+#define PLAIN_OF(l) SIZES_OF(l) "\"hidden_act\":\"silu\",\"tie_word_embeddings\":false,\"rope_theta\":10000.0,"
+
+/* QUICK ones are taken with little alone, GPU ones on a GPU. */
+enum kind { DENSE, ADAPTED, EXPERTS, WINDOWS, OTHERS, QUICK = 8, GPU = 16 };
 
 static const struct family {
     const char *name, *config;
     int64_t rank;               /* of adapters; 0: none */
-    bool large;                 /* for a GPU */
+    int kind;
 } family[] = {
-    { "qwen3", QWEN3("1024", "128", "256", "3", "4", "2", "64"), 0, false },
-    { "adapters", QWEN3("1024", "256", "640", "3", "4", "2", "64"), 16, false },
-    { "adapters of 8", QWEN3("1024", "256", "640", "2", "6", "2", "64"), 8, false },
-    { "0.6B", QWEN3("151936", "1024", "3072", "3", "16", "8", "128"), 0, true },
-    { "0.6B, adapters", QWEN3("32000", "1024", "3072", "3", "16", "8", "128"), 16, true },
-    { "4B", QWEN3("8192", "2560", "9728", "2", "32", "8", "128"), 0, true },
+    { "qwen3", QWEN3("1024", "128", "256", "3", "4", "2", "64"), 0, DENSE },
+    { "adapters", QWEN3("1024", "256", "640", "3", "4", "2", "64"), 16, ADAPTED },
+    { "adapters of 8", QWEN3("1024", "256", "640", "2", "6", "2", "64"), 8, ADAPTED },
+    { "0.6B", QWEN3("151936", "1024", "3072", "3", "16", "8", "128"), 0, DENSE | GPU },
+    { "0.6B, adapters", QWEN3("32000", "1024", "3072", "3", "16", "8", "128"), 16, ADAPTED | GPU },
+    { "4B", QWEN3("8192", "2560", "9728", "2", "32", "8", "128"), 0, DENSE | GPU },
     { "experts", "{\"model_type\":\"qwen3_moe\"," PLAIN "\"num_experts\":16,\"num_experts_per_tok\":4,"
         "\"moe_intermediate_size\":96,\"norm_topk_prob\":true,\"num_attention_heads\":4,"
-        "\"num_key_value_heads\":2,\"head_dim\":32}", 0, false },
+        "\"num_key_value_heads\":2,\"head_dim\":32}", 0, EXPERTS },
     { "experts, adapters", "{\"model_type\":\"qwen3_moe\"," PLAIN "\"num_experts\":16,\"num_experts_per_tok\":4,"
         "\"moe_intermediate_size\":128,\"norm_topk_prob\":true,\"num_attention_heads\":4,"
-        "\"num_key_value_heads\":2,\"head_dim\":32}", 16, false },
+        "\"num_key_value_heads\":2,\"head_dim\":32}", 16, EXPERTS },
     { "shared expert", "{\"model_type\":\"qwen2_moe\"," PLAIN "\"num_experts\":40,\"num_experts_per_tok\":3,"
         "\"moe_intermediate_size\":64,\"shared_expert_intermediate_size\":64,\"num_attention_heads\":4,"
-        "\"num_key_value_heads\":4}", 0, false },
+        "\"num_key_value_heads\":4}", 0, EXPERTS },
     { "window of gemma3", "{\"model_type\":\"gemma3_text\"," SIZES "\"tie_word_embeddings\":true,"
         "\"hidden_activation\":\"gelu_pytorch_tanh\",\"num_attention_heads\":4,"
         "\"num_key_value_heads\":1,\"head_dim\":256,\"query_pre_attn_scalar\":256,\"sliding_window\":40,"
         "\"layer_types\":[\"sliding_attention\",\"full_attention\",\"sliding_attention\"],"
         "\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"default\",\"rope_theta\":1000000.0},"
-        "\"sliding_attention\":{\"rope_type\":\"default\",\"rope_theta\":10000.0}}}", 0, false },
+        "\"sliding_attention\":{\"rope_type\":\"default\",\"rope_theta\":10000.0}}}", 0, WINDOWS },
     { "window of qwen2", "{\"model_type\":\"qwen2\"," PLAIN "\"num_attention_heads\":4,"
-        "\"num_key_value_heads\":2,\"use_sliding_window\":true,\"sliding_window\":40,\"max_window_layers\":1}", 0, false },
+        "\"num_key_value_heads\":2,\"use_sliding_window\":true,\"sliding_window\":40,\"max_window_layers\":1}", 0, WINDOWS },
     { "gate and up in one", "{\"model_type\":\"glm\"," PLAIN "\"num_attention_heads\":4,"
-        "\"num_key_value_heads\":2,\"head_dim\":32}", 0, false },
+        "\"num_key_value_heads\":2,\"head_dim\":32}", 0, OTHERS },
     { "norms behind blocks", "{\"model_type\":\"glm4\"," PLAIN "\"num_attention_heads\":4,"
-        "\"num_key_value_heads\":2,\"head_dim\":32}", 0, false },
+        "\"num_key_value_heads\":2,\"head_dim\":32}", 0, OTHERS },
+    { "one layer", QWEN3("256", "128", "256", "1", "4", "2", "64"), 0, DENSE | QUICK },
+    { "one layer, adapters", QWEN3("256", "256", "640", "1", "4", "2", "64"), 16, ADAPTED | QUICK },
+    { "one layer of experts", "{\"model_type\":\"qwen3_moe\"," PLAIN_OF("1") "\"num_experts\":16,"
+        "\"num_experts_per_tok\":4,\"moe_intermediate_size\":128,\"norm_topk_prob\":true,"
+        "\"num_attention_heads\":4,\"num_key_value_heads\":2,\"head_dim\":32}", 16, EXPERTS | QUICK },
+    { "two layers, a window", "{\"model_type\":\"qwen2\"," PLAIN_OF("2") "\"num_attention_heads\":4,"
+        "\"num_key_value_heads\":2,\"use_sliding_window\":true,\"sliding_window\":40,"
+        "\"max_window_layers\":1}", 0, WINDOWS | QUICK },
+    { "one layer, norms behind blocks", "{\"model_type\":\"glm4\"," PLAIN_OF("1") "\"num_attention_heads\":4,"
+        "\"num_key_value_heads\":2,\"head_dim\":32}", 0, OTHERS | QUICK },
 };
 
 enum { MOST = 70, ADAPTERS = 2, LONG = 800 };
@@ -122,7 +134,7 @@ static void close_world(struct world *w)
 static void feed(struct world *w, int i)
 {
     struct sequence *q = &w->seq[i];
-    int64_t step = i % 3 == 1 ? 50 : i % 3 == 2 ? 7 : LONG;
+    int64_t step = i % 3 == 1 ? 50 : i % 3 == 2 ? 7 + test_quick() * 20 : LONG;
     struct tw_err err = { 0 };
 
     q->s = i % 4 == 3 && w->seq[i - 1].a == q->a ? tw_state_fork(w->seq[i - 1].s, &err) : tw_state_new(w->m, &err);
@@ -143,7 +155,7 @@ static void start(struct world *w, int T, int longest, int adapters)
 
         q->a = adapters && shared % (ADAPTERS + 1) ? w->a[shared % (ADAPTERS + 1) - 1] : NULL;
         q->prompt = 1 + (shared * 53 + longest - 3) % longest + (i - shared) * 5;
-        q->more = 3 + i * 7 % 30;
+        q->more = test_quick() ? 2 + i : 3 + i * 7 % 30;
         for (int64_t k = 0; k < q->prompt; k++)
             q->token[k] = (int32_t)((shared * 131 + k * 37 + k * k) % w->V);
         q->n = q->prompt;
@@ -240,11 +252,11 @@ static void one_family(const struct family *f, bool exact)
     struct world *w = tw_xcalloc(1, sizeof *w);
 
     open_world(w, f, exact);
-    if (!tw_ops(dev)->alone && !quick) {
+    if (!tw_ops(dev)->alone && !test_quick()) {
         compare(w, 1, 600, f->rank > 0);
         compare(w, MOST, 60, f->rank > 0);
     }
-    compare(w, quick ? 3 : 12, tw_ops(dev)->alone ? 70 : 330, f->rank > 0);
+    compare(w, test_quick() ? 3 : 12, tw_ops(dev)->alone || test_quick() ? 70 : 330, f->rank > 0);
     printf("# %s, %s%s: of %lld rows %lld differ, by %g at the most\n", tw_ops(dev)->name, f->name,
            exact ? "" : ", not exact", (long long)w->rows, (long long)w->differ, (double)w->worst);
     if (exact)
@@ -253,26 +265,65 @@ static void one_family(const struct family *f, bool exact)
     free(w);
 }
 
-static void what_is_decoded_is_scored(void)
+static void families(enum kind kind, bool exact)
 {
-    for (size_t i = 0; i < (quick ? 2 : sizeof family / sizeof *family); i++)
-        if (!family[i].large || !tw_ops(dev)->alone)
-            one_family(&family[i], true);
-    if (!tw_ops(dev)->alone && !quick)
-        one_family(&family[0], false), one_family(&family[3], false);
+    for (size_t i = 0; i < sizeof family / sizeof *family; i++)
+        if ((family[i].kind & ~GPU) == ((int)kind | (test_quick() ? QUICK : 0)) &&
+                (!(family[i].kind & GPU) || !tw_ops(dev)->alone))
+            one_family(&family[i], exact);
 }
 
-int main(int argc, char **argv)
+static void dense(void)
+{
+    families(DENSE, true);
+}
+
+static void adapted(void)
+{
+    families(ADAPTED, true);
+}
+
+static void experts(void)
+{
+    families(EXPERTS, true);
+}
+
+static void windows(void)
+{
+    families(WINDOWS, true);
+}
+
+static void others(void)
+{
+    families(OTHERS, true);
+}
+
+static void not_exact(void)
+{
+    families(DENSE, false);
+}
+
+/* What is decoded is scored. */
+static void all(void)
+{
+    RUN(dense);
+    RUN(adapted);
+    RUN(experts);
+    RUN(windows);
+    RUN(others);
+}
+
+int main(void)
 {
     struct tw_err err = { 0 };
 
-    quick = argc > 1 && !strcmp(argv[1], "quick");
     dev = tw_dev_open("cpu", 0, &err);
-    RUN(what_is_decoded_is_scored);
+    all();
     tw_dev_close(dev);
     dev = tw_dev_open("cuda", 0, &err);
     if (dev && tw_ops(dev)->whole && tw_ops(dev)->whole(dev, false)) {
-        RUN(what_is_decoded_is_scored);
+        all();
+        RUN(not_exact);
     }
     tw_dev_close(dev);
     return test_end();

@@ -5,14 +5,16 @@
 #include "help_moe.h"
 
 const struct shape moe_shapes[] = {
-    { 1, 2, 1, 8, 8, 2, false }, { 45, 5, 2, 37, 50, 3, false }, { 70, 9, 3, 64, 136, 8, false },
-    { 200, 40, 4, 128, 72, 16, false }, { 300, 3, 1, 72, 264, 24, false }, { 333, 4, 2, 192, 320, 16, false },
+    { 1, 2, 1, 8, 8, 2, false }, { 200, 40, 4, 128, 72, 16, false }, { 300, 3, 1, 72, 264, 24, false },
+    { 333, 4, 2, 192, 320, 16, false }, { 45, 5, 2, 37, 50, 3, false }, { 70, 9, 3, 64, 136, 8, false },
 }, moe_thin[] = {
     { 45, 5, 2, 40, 48, 4, false }, { 203, 37, 3, 520, 128, 8, false }, { 333, 6, 2, 256, 1032, 16, false },
     { 151, 4, 2, 320, 576, 32, false }, { 130, 3, 2, 576, 192, 64, false },
     { 2101, 3, 1, 72, 1088, 16, true }, { 1157, 2, 1, 320, 64, 64, true }, { 1300, 3, 1, 136, 72, 32, true },
     { 1025, 2, 1, 64, 128, 12, true },
     { 2500, 70, 2, 320, 576, 16, false },       /* more pieces of c than blocks at a time, many experts */
+    { 40, 3, 2, 320, 72, 32, false }, { 30, 2, 1, 64, 128, 64, false }, { 530, 2, 1, 64, 72, 16, true },
+    { 75, 70, 2, 64, 136, 8, false },
 };
 
 struct tw_dispatch dispatch_on(struct tw_dev *d, int64_t T, int64_t E, int64_t K)

@@ -23,8 +23,10 @@ struct shape {
     bool one;
 };
 
+/* The last MOE_QUICK of each go all ways with few rows. */
+enum { MOE_QUICK = 2, THIN_QUICK = 4 };
 extern const struct shape moe_shapes[6];
-extern const struct shape moe_thin[10];     /* several strips of columns, and of rows of one expert */
+extern const struct shape moe_thin[14];     /* several strips of columns, and of rows of one expert */
 
 struct sorted sort(const struct shape *q);
 /* E matrices of out x in, of which BOTH's are the first. */

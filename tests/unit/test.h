@@ -1,8 +1,10 @@
 /* test.h - a unit test program: static void functions that CHECK, listed in main() by RUN(), which
- * prints TAP; main() ends with `return test_end();`. TEST_ONLY=name in the environment runs that one alone. */
+ * prints TAP; main() ends with `return test_end();`. TEST_ONLY=name in the environment runs that one alone;
+ * with TEST_QUICK, for tools under which a kernel takes a second, all ways are gone once and with little. */
 #ifndef TW_TEST_H
 #define TW_TEST_H
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,6 +54,14 @@ static int test_n_, test_bad_, test_here_;
         test_bad_ += test_here_ != 0;                                                              \
         fflush(stdout);                                                                            \
     } while (0)
+
+static inline bool test_quick(void)
+{
+    return getenv("TEST_QUICK") != NULL;
+}
+/* The cases I of a table, or when little is wanted its last N. */
+#define CASES(i, a, n)                                                                             \
+    for (size_t i = test_quick() ? sizeof(a) / sizeof *(a) - (n) : 0; i < sizeof(a) / sizeof *(a); i++)
 
 static inline int test_end(void)
 {
