@@ -20,10 +20,12 @@
 #define LARGE_TRIES 8
 #define JOIN_LATE 20e-3         /* of small ones that become a large one, which takes two or three of them */
 #define JOIN_ROWS 64            /* of a batch for which large pages matter */
+#define JOIN_MOST 0.5           /* seconds that a batch waits for them: the next one goes on */
 
 struct job {
     struct tw_cpu *d;
     char *p, *end;
+    double until;
 };
 
 static void large_page(void *arg, int64_t i, int thread)
@@ -97,7 +99,7 @@ static void join_page(void *arg, int64_t i, int thread)
     char *p = j->p + (size_t)i * LARGE_PAGE;
     double t = tw_now();
 
-    if (atomic_load(&j->d->unjoined) >= LARGE_TRIES)
+    if (t > j->until || atomic_load(&j->d->unjoined) >= LARGE_TRIES)
         return;
     tw_large_pages(p, LARGE_PAGE);
     if (madvise(p, LARGE_PAGE, MADV_COLLAPSE) || tw_now() - t > JOIN_LATE)
@@ -107,12 +109,15 @@ static void join_page(void *arg, int64_t i, int thread)
 
 void tw_cpu_batch(struct tw_cpu *d, int64_t rows)
 {
-    struct job j = { .d = d };
+    struct job j = { .d = d, .until = tw_now() + JOIN_MOST };
 
     for (int i = 0; rows >= JOIN_ROWS && i < TW_OFTEN; i++) {
         struct tw_often *x = &d->often[i];
 
-        if (x->p && x->batches < 2 && ++x->batches == 2)
-            tw_cpu_run(d, whole_pages(&j, x->p, x->bytes, LARGE_PAGE, LARGE_PAGE), join_page, &j);
+        if (!x->p || x->batches == 2 || ++x->batches < 2)
+            continue;
+        tw_cpu_run(d, whole_pages(&j, x->p, x->bytes, LARGE_PAGE, LARGE_PAGE), join_page, &j);
+        if (tw_now() > j.until)
+            x->batches = 1;     /* those that are large already take no time */
     }
 }
