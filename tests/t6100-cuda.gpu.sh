@@ -1,6 +1,7 @@
 #!/bin/sh
 # The commands on a GPU: golden models, the same bytes twice, where the CPU ends, sampled and scored.
 . "$(dirname "$0")/lib.sh"
+. "$TOP/tests/golden_bf16.sh"
 
 awk -f "$TOP/examples/sums.awk" -v n=64 -v as=chat >"$TMP/sums.jsonl"
 gpu() { tw-train -m tiny --lora r=2 --device cuda --plan "$TMP/sums.jsonl" >/dev/null 2>err || test_skip "$(cat err)"; }
@@ -13,6 +14,7 @@ test_case 'golden models, in f32 as exactly as on the CPU' '
 	    golden-models "$m" --device cuda >out 2>&1 || grep -q "does not run on this device" out || { cat out; exit 1; }
 	done
 '
+test_case 'golden models in bf16 as near as roundings allow' 'gpu && golden_bf16 cuda "$DATA"/models/*/'
 test_case 'a run twice ends in the same bytes' '
 	gpu
 	for d in f32 bf16; do
