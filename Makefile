@@ -127,7 +127,7 @@ CUDA_TEST := tests/cuda/attn.cu tests/cuda/attn_time.cu tests/cuda/stub.cu
 $B/cuda/attn: $(CUDA_TEST) $(CUDA_ATTN)
 	@mkdir -p $(@D)
 	$(call say,NVCC)$(NVCC) $(NVCCFLAGS) -o $@ $^
-$B/cuda/attn-plain: $(CUDA_TEST) $(filter-out %wg.o %wg_bwd.o,$(CUDA_ATTN))
+$B/cuda/attn-plain: $(CUDA_TEST) $(filter-out %wg.o %wg_bwd.o %wg_dq.o,$(CUDA_ATTN))
 	@mkdir -p $(@D)
 	$(call say,NVCC)$(NVCC) $(NVCCFLAGS) -DNO_WG -o $@ $^
 -include $(patsubst %.c,$B/%.d,$(LIB_SRC) $(CMD_SRC) $(HELP_SRC) $(GOLDEN_SRC) $(UNIT_SRC) $(BENCH_SRC) $(FUZZ_SRC))

@@ -17,13 +17,16 @@
 #define FEW_MAX 64              /* up to this many rows a sequence over blocks is of few rows, */
 #define FEW_ROWS 16             /* which are taken by this many, */
 #define FEW_KEYS 256            /* and their keys in splits of this many */
+#define KEPT_ROWS 64            /* rows of a tile of dS that is kept, of ITEM keys: whole queries that fit */
+#define KEPT_BYTES (ITEM * KEPT_ROWS * 2)
+#define KEPT_TILES 2            /* that an item of dQ is of */
 
 struct attn_seq {
     int32_t q0, nq, past;
     int32_t tab;                /* where its pointers begin in blk[]; -1: it has none */
     int32_t packed;             /* all its keys are rows of k: no past, or no blocks */
     int32_t part;               /* rows / group of the few-row sequences before it */
-    int32_t pad[2];
+    int32_t pre, kept;          /* where its keys' tiles begin in pre[]; tiles of dS of each of its kv heads */
 };
 
 struct attn_tile {
@@ -34,6 +37,8 @@ struct attn_tile {
 struct attn_view {
     const struct attn_seq *seq;
     const struct attn_tile *rows, *keys;    /* work lists */
+    const struct attn_tile *pairs;          /* of KEPT_TILES of dS; r0 is the first one's query */
+    const int32_t *pre;         /* [keys / ITEM] of a sequence: which tile of dS is the first of these keys */
     char *const *blk;
 };
 
@@ -50,12 +55,21 @@ struct attn_arg {
     void *o, *dq, *dk, *dv;
     float *lse;
     float *delta;               /* [T * nh] rowsum(dO O) */
+    char *ds;                   /* tiles of dS; NULL: it is not kept */
     float *part, *stat;         /* few rows: partial outputs [row][split][hd], (max, sum) */
     int32_t few0, splits;       /* the first of the few-row sequences; splits of the grid */
 };
 
+struct attn_part {              /* what comes in the lists before a group of pairs; its dS's first tile */
+    int32_t keys, pairs;
+    int64_t tiles;
+};
+
 struct attn_count {             /* of a table */
-    int32_t rows, keys;         /* work items */
+    int32_t rows, keys, pairs;  /* work items */
+    const struct attn_part *part;       /* [parts + 1] groups of pairs of keys, pairs */
+    int32_t parts;
+    int64_t kept, room;         /* tiles of dS; that are taken at a time, 0: it is not kept */
     int32_t few, few_splits, few_tiles, few_most;   /* few-row sequences: how many; the most splits,
                                                      * row tiles and rows of one; */
     int32_t few_rows;                               /* rows / group of all */
@@ -63,13 +77,17 @@ struct attn_count {             /* of a table */
     int32_t longest;            /* the most queries of a sequence */
 };
 
+/* attn_table.cu: fills X and N for a call and brings the table up to date; FEW: sequences of few rows are kept
+ * apart. False after noting why not. */
+bool cu_attn_begin(struct cu_dev *d, struct attn_arg *x, struct attn_count *n, const struct tw_attn *a,
+        bool few);
 /* attn_wg.cu, attn_wg_bwd.cu: packed sequences on Hopper, what attn_mma.cu takes and heads of up to
  * 128; false: not these shapes, or not this GPU. */
 bool cu_attn_wg(struct cu_dev *d, const struct attn_arg *a, const struct attn_count *n,
         const struct tw_tensor *q, const struct tw_tensor *k, const struct tw_tensor *v);
 bool cu_attn_wg_bwd(struct cu_dev *d, const struct attn_arg *a, const struct attn_count *n,
         const struct tw_tensor *q, const struct tw_tensor *k, const struct tw_tensor *v,
-        const struct tw_tensor *dout);          /* makes delta, too */
+        const struct tw_tensor *dout);          /* delta is there */
 /* The same of keys and values that come of latents: queries of 192, values of 128, which lie behind their
  * keys' first 128 in kv; the other 64 are pe, of all heads. The backward leaves each head's part of pe's
  * gradient in dpe [T, nh, 64]. */

@@ -3,13 +3,14 @@
  * with the machinery of attn_wg.cu. A block has two warpgroups of 64 rows each, and a third that
  * brings the tiles they go over.
  *   keys_k owns 128 keys and goes over tiles of up to 64 rows, whole queries with all the heads
- *     that read its kv head: S^T = K Q^T, D^T = V dO^T, dV += P^T dO, dK += dS^T Q.
+ *     that read its kv head: S^T = K Q^T, D^T = V dO^T, dV += P^T dO, dK += dS^T Q. Where there is room it
+ *     keeps dS, as its lanes hold it.
+ *   dq_k (attn_wg_dq.cu) makes dQ of kept dS; or without room
  *   rows_k owns a work item's rows and goes over tiles of 128 keys: S = Q K^T, D = dO V^T,
- *     dQ += dS K. It runs first and makes delta, the sums of dO O, for both: dO lies there, and O comes
- *     with it.
+ *     dQ += dS K, which is 7 products for 5.
  * The left sides P and dS come from registers, rounded to BF16. While a warpgroup computes P and
- * dS the tensor cores work for the other one. S and D made twice cost 7 products for 5, but every
- * sum has one owner: the fast alternative adds to dQ by atomics in an order that nobody knows. */
+ * dS the tensor cores work for the other one. Every sum has one owner and one order, both ways the same:
+ * the usual alternative adds to dQ by atomics in an order that nobody knows. */
 #include "wgmma.cuh"
 
 #define STAGES_MOST 3
@@ -74,27 +75,9 @@ static __device__ __forceinline__ void bring(uint32_t to, const tma_map *m, uint
         tma(to + p * ROWS * 128, m, bar, p * 64, head, token);
 }
 
-/* Writes a warp's 16 rows from row of x * f, of which there are COLS columns, by way of the tile of 128
- * rows; to(r) is where local row r goes, NULL: nowhere. */
-template <int HDP, typename F>
-static __device__ __forceinline__ void put(char *tile, const float *x, float f, int cols, int row,
-        int lane, F to)
-{
-    float both[2] = { f, f };
-
-    wg_stage<HDP, 128>(tile, x, both, row, lane);
-    for (int i = lane; i < 16 * HDP / 8; i += 32) {
-        int r = row + i / (HDP / 8), c = i % (HDP / 8);
-        bf16 *p = to(r);
-
-        if (p && c * 8 < cols)
-            *(uint4 *)(p + c * 8) = *(uint4 *)(tile + wg_chunk<128>(r, c));
-    }
-}
-
-/* What keys_k goes over: queries [from, end), TOKENS a tile. */
-struct span {
-    int from, end, tokens;
+struct span {                   /* what keys_k goes over */
+    int from, end, tokens;      /* queries [from, end), TOKENS a tile, of which FROM is a multiple */
+    char *ds;                   /* their tiles of dS; NULL: it is not kept */
 };
 
 template <int HQ, int HV>
@@ -154,6 +137,9 @@ static __device__ __forceinline__ void keys_soft(const attn_arg &a, float *sc, c
     }
 }
 
+/* There are registers for S and D at once: heads of 256 have two passes for it. */
+#define EARLY(HQ) ((HQ) != 192)
+
 /* P of a score: exact, or (FULL false: registers are few) as it went into the product. */
 template <bool FULL>
 static __device__ __forceinline__ float p_of(const float *sc, const uint32_t *pp, int n)
@@ -163,15 +149,14 @@ static __device__ __forceinline__ float p_of(const float *sc, const uint32_t *pp
 
 template <int HQ, int HV, int PART>
 static __device__ __forceinline__ void keys_consume(const attn_arg &a, const maps &m, char *base,
-        uint32_t mem,
-        const attn_tile &t, const attn_seq &s, const span &x)
+        uint32_t mem, const attn_tile &t, const attn_seq &s, const span &x)
 {
     using M = keys_mem<HQ, HV>;
-    constexpr bool EARLY = HQ <= 128 || PART == DK;     /* registers for S and D at once */
     uint32_t bar = mem + M::BAR;
     int wg = threadIdx.x / 128 - 1, lane = threadIdx.x % 32, i = 0, q = x.from;
     int row = wg * 64 + threadIdx.x % 128 / 32 * 16, low = t.r0 + wg * 64;
     int key = t.r0 + row + lane / 4;
+    char *ds = x.ds + row * KEPT_ROWS * 2 + lane * 16;
     uint32_t k = mem + wg * 64 * 128, v = k + M::OWN, pp[N / 4], pd[N / 4];
     float dk[PART == DV ? 4 : HQ / 2] = {}, dv[PART == DK ? 4 : HV / 2] = {}, sc[N / 2], d[N / 2];
 
@@ -190,7 +175,7 @@ static __device__ __forceinline__ void keys_consume(const attn_arg &a, const map
         wg_fence();
         wg_scores<HQ, N, 128>(sc, k, yq);
         wg_commit();
-        if (EARLY && PART != DV) {
+        if (EARLY(HQ) && PART != DV) {
             wg_scores<HV, N, 128>(d, v, yo);
             wg_commit();
             wg_wait<1>();
@@ -202,7 +187,7 @@ static __device__ __forceinline__ void keys_consume(const attn_arg &a, const map
         if constexpr (PART != DK) {
             wg_pack<N>(pp, sc);
             wg_fence();
-            if (!EARLY && PART != DV) {
+            if (!EARLY(HQ) && PART != DV) {
                 wg_scores<HV, N, 128>(d, v, yo);
                 wg_commit();
             }
@@ -214,11 +199,16 @@ static __device__ __forceinline__ void keys_consume(const attn_arg &a, const map
             wg_hold<N / 2>(d);
 #pragma unroll
             for (int n = 0; n < N / 2; n++)
-                d[n] = p_of<EARLY>(sc, pp, n) * (d[n] - stat[N + n / 4 * 8 + (n & 1)]);
+                d[n] = p_of<EARLY(HQ)>(sc, pp, n) * (d[n] - stat[N + n / 4 * 8 + (n & 1)]);
             wg_pack<N>(pd, d);
             wg_fence();
             wg_mix_any<HQ, N>(dk, pd, yq);
             wg_commit();
+            if (x.ds)
+#pragma unroll
+                for (int n = 0; n < N / 16; n++)
+                    *(uint4 *)(ds + (int64_t)i * KEPT_BYTES + n * 512) =
+                            uint4{ pd[4 * n], pd[4 * n + 1], pd[4 * n + 2], pd[4 * n + 3] };
         }
         wg_wait<0>();
         if constexpr (PART != DV)
@@ -231,13 +221,13 @@ static __device__ __forceinline__ void keys_consume(const attn_arg &a, const map
         return t.r0 + r < s.nq ? (bf16 *)p + (int64_t)(s.q0 + t.r0 + r) * ld + t.kvh * head : (bf16 *)NULL;
     };
     if constexpr (PART != DV)
-        put<HV>(base, dk, a.scale, HV < a.hd ? HV : a.hd, row, lane,
+        wg_put<HV>(base, dk, a.scale, HV < a.hd ? HV : a.hd, row, lane,
                 [&](int r) { return to(a.dk, a.lddk, m.khead, r); });
     if constexpr (HQ > HV)
-        put<HQ - HV>(base + HV * 256, dk + HV / 2, a.scale, HQ - HV, row, lane,
+        wg_put<HQ - HV>(base + HV * 256, dk + HV / 2, a.scale, HQ - HV, row, lane,
                      [&](int r) { return to(m.pe, (int64_t)a.nh * (HQ - HV), HQ - HV, r); });
     if constexpr (PART != DK)
-        put<HV>(base + M::OWN, dv, 1, HV < a.hd ? HV : a.hd, row, lane,
+        wg_put<HV>(base + M::OWN, dv, 1, HV < a.hd ? HV : a.hd, row, lane,
                 [&](int r) { return to(a.dv, a.lddv, m.vhead, r); });
 }
 #endif
@@ -253,7 +243,8 @@ static __global__ void __launch_bounds__(384, 1) keys_k(const __grid_constant__ 
     char *base = given + (mem - smem_at(given));
     attn_tile t = a.t.keys[blockIdx.x];
     attn_seq s = a.t.seq[t.seq];
-    span x = { t.r0, a.window ? min(s.nq, t.r0 + 127 + a.window) : s.nq, N / a.group };
+    int tokens = N / a.group;
+    span x = { t.r0 / tokens * tokens, a.window ? min(s.nq, t.r0 + 127 + a.window) : s.nq, tokens, NULL };
     int gap = N - x.tokens * a.group;   /* rows that no box fills: they must not be NaN */
 
     for (int i = threadIdx.x; i < gap * M::STAGES * ((HQ + HV) / 64) * 8; i += 384) {
@@ -263,6 +254,8 @@ static __global__ void __launch_bounds__(384, 1) keys_k(const __grid_constant__ 
     }
     if (gap)
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    if (a.ds && PART != DV)
+        x.ds = a.ds + (int64_t)(a.t.pre[s.pre + t.r0 / ITEM] + t.kvh * s.kept) * KEPT_BYTES;
     bars(mem + M::BAR, M::STAGES, N);
     if (threadIdx.x < 128) {
         regs_less<24>();
@@ -331,9 +324,6 @@ static __device__ __forceinline__ void rows_consume(const attn_arg &a, char *bas
     int last = row_query(a, min(t.r0 + wg * 64 + 64, rows) - 1);
     uint32_t q = mem + wg * 64 * 128, g = q + M::OWN, pd[KEYS / 4];
     float dq[HQ / 2] = {}, sc[KEYS / 2], d[KEYS / 2], lse[2], delta[2];
-    const int cols = HQ > HV ? HV : a.hd;       /* of a head of O */
-    const bf16 *at[2];
-    out_rows<HV> out;
 
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -341,19 +331,9 @@ static __device__ __forceinline__ void rows_consume(const attn_arg &a, char *bas
 
         pos[h] = row_query(a, r);
         lse[h] = a.lse[row_stat(a, s, t.kvh, r)] * LOG2E;
-        at[h] = (const bf16 *)a.out + (int64_t)(s.q0 + pos[h]) * a.ldo +
-                (int64_t)(t.kvh * a.group + r - pos[h] * a.group) * cols;
+        delta[h] = a.delta[row_stat(a, s, t.kvh, r)];
     }
-    out.load(at, cols, lane);
     bar_wait(bar + 8 * B_OWN, 0);
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        int own = row + lane / 4 + h * 8, r = min(t.r0 + own, rows - 1);
-
-        delta[h] = out.sum(base + M::OWN, r - t.r0, h, cols, lane);
-        if (lane % 4 == 0 && t.r0 + own < rows)
-            a.delta[row_stat(a, s, t.kvh, r)] = delta[h];
-    }
     for (int j = from, i = 0; j < end; j += KEYS, i++) {
         int st = i % M::STAGES;
         uint32_t k = mem + M::RING + st * M::STAGE;
@@ -372,7 +352,8 @@ static __device__ __forceinline__ void rows_consume(const attn_arg &a, char *bas
         wg_hold<KEYS / 2>(d);
 #pragma unroll
         for (int n = 0; n < KEYS / 2; n++)
-            d[n] = sc[n] * (d[n] - delta[n >> 1 & 1]);
+            d[n] = (EARLY(HQ) ? sc[n] : __bfloat162float(__float2bfloat16(sc[n]))) *
+                    (d[n] - delta[n >> 1 & 1]);
         wg_pack<KEYS>(pd, d);
         wg_fence();
         wg_mix_any<HQ, KEYS>(dq, pd, k);
@@ -382,7 +363,7 @@ static __device__ __forceinline__ void rows_consume(const attn_arg &a, char *bas
         if (lane == 0)
             bar_arrive(bar + 8 * (B_FREE + st));
     }
-    put<HQ>(base, dq, a.scale, a.hd, row, lane, [&](int r) {
+    wg_put<HQ>(base, dq, a.scale, a.hd, row, lane, [&](int r) {
         return t.r0 + r < rows ? (bf16 *)a.dq + row_at(a, s, t.kvh, t.r0 + r, a.lddq)
                 : (bf16 *)NULL;
     });
@@ -426,21 +407,48 @@ template <int HQ, int HV, int PART> static bool keys_run(struct cu_dev *d, const
     return true;
 }
 
+template <int HQ, int HV> static bool keys_all(struct cu_dev *d, const struct attn_arg *a,
+        const struct attn_count *n, const struct maps *m)
+{
+    if constexpr (HV > 128)
+        return keys_run<HQ, HV, DV>(d, a, n, m) && keys_run<HQ, HV, DK>(d, a, n, m);
+    else
+        return keys_run<HQ, HV, DKV>(d, a, n, m);
+}
+
+/* By kept dS: so many groups of pairs at a time as its room takes. */
+template <int HQ, int HV> static void kept_run(struct cu_dev *d, const struct attn_arg *a,
+        const struct attn_count *n, const struct maps *keys, const tma_map *half, const tma_map *p)
+{
+    for (int32_t i = 0, end; i < n->parts; i = end) {
+        const struct attn_part *from = &n->part[i];
+        struct attn_arg x = *a;
+        struct attn_count c = *n;
+
+        for (end = i + 1; end < n->parts && n->part[end + 1].tiles - from->tiles <= n->room;)
+            end++;
+        x.t.keys += from->keys;
+        x.t.pairs += from->pairs;
+        x.ds -= from->tiles * KEPT_BYTES;
+        c.keys = n->part[end].keys - from->keys;
+        c.pairs = n->part[end].pairs - from->pairs;
+        if (!keys_all<HQ, HV>(d, &x, &c, keys))
+            return;
+        cu_attn_wg_dq(d, &x, &c, half, p);
+    }
+}
+
 template <int HQ, int HV> static void bwd_run(struct cu_dev *d, const struct attn_arg *a,
-        const struct attn_count *n, const struct maps *keys, const struct maps *rows)
+        const struct attn_count *n, const struct maps *keys, const struct maps *rows, const tma_map *half)
 {
     const size_t smem = rows_mem<HQ, HV>::SMEM;
 
-    if (!smem_want(d, rows_k<HQ, HV>, smem))
+    if (n->room)
+        return kept_run<HQ, HV>(d, a, n, keys, half, &rows->p);
+    if (!keys_all<HQ, HV>(d, a, n, keys) || !smem_want(d, rows_k<HQ, HV>, smem))
         return;
     rows_k<HQ, HV><<<(unsigned)n->rows, 384, smem, d->stream>>>(*a, *rows);
     CU_DONE(d, "attention's backward by rows (warpgroups)");
-    if constexpr (HV > 128) {
-        if (keys_run<HQ, HV, DV>(d, a, n, keys))
-            keys_run<HQ, HV, DK>(d, a, n, keys);
-    } else {
-        keys_run<HQ, HV, DKV>(d, a, n, keys);
-    }
 }
 
 bool cu_attn_wg_bwd(struct cu_dev *d, const struct attn_arg *a, const struct attn_count *n,
@@ -448,7 +456,7 @@ bool cu_attn_wg_bwd(struct cu_dev *d, const struct attn_arg *a, const struct att
         const struct tw_tensor *dout)
 {
     struct maps keys, rows;
-
+    tma_map half;
     const int64_t tile = a->hd > 128 ? rows_mem<256, 256>::KEYS : 128;
 
     if (!n->packed || !cu_attn_wg_real() || (a->hd > 128 && a->hd != 256) || a->group > N ||
@@ -456,17 +464,18 @@ bool cu_attn_wg_bwd(struct cu_dev *d, const struct attn_arg *a, const struct att
             !cu_attn_map(&rows.g, dout, a->hd, a->group, a->per / a->group) ||
             !cu_attn_map(&keys.k, k, a->hd, 1, 128) || !cu_attn_map(&keys.v, v, a->hd, 1, 128) ||
             !cu_attn_map(&rows.k, k, a->hd, 1, tile) || !cu_attn_map(&rows.v, v, a->hd, 1, tile) ||
+            !cu_attn_map(&half, k, a->hd, 1, 64) ||
             !cu_attn_map(&keys.q, q, a->hd, a->group, N / a->group) ||
             !cu_attn_map(&keys.g, dout, a->hd, a->group, N / a->group))
         return false;
     keys.p = rows.p = rows.k;
     keys.khead = keys.vhead = a->hd;
     if (a->hd <= 64)
-        bwd_run<64, 64>(d, a, n, &keys, &rows);
+        bwd_run<64, 64>(d, a, n, &keys, &rows, &half);
     else if (a->hd <= 128)
-        bwd_run<128, 128>(d, a, n, &keys, &rows);
+        bwd_run<128, 128>(d, a, n, &keys, &rows, &half);
     else
-        bwd_run<256, 256>(d, a, n, &keys, &rows);
+        bwd_run<256, 256>(d, a, n, &keys, &rows, &half);
     return true;
 }
 
@@ -474,6 +483,7 @@ bool cu_attn_wg_latent_bwd(struct cu_dev *d, const struct attn_arg *a, const str
         const struct tw_tensor *q, const struct tw_tensor *kv, const struct tw_tensor *pe,
         const struct tw_tensor *dout, void *dpe)
 {
+    static_assert(rows_mem<192, 128>::KEYS == 64, "dq_k takes the same boxes");
     struct maps keys, rows;
 
     if (!n->packed || !cu_attn_wg_real() || !cu_attn_map(&rows.q, q, 192, 1, a->per) ||
@@ -484,6 +494,6 @@ bool cu_attn_wg_latent_bwd(struct cu_dev *d, const struct attn_arg *a, const str
         return false;
     keys.khead = keys.vhead = 256;
     keys.pe = (bf16 *)dpe;
-    bwd_run<192, 128>(d, a, n, &keys, &rows);
+    bwd_run<192, 128>(d, a, n, &keys, &rows, &rows.k);
     return true;
 }

@@ -36,6 +36,7 @@ struct cu_dev {
     cudaStream_t stream;        /* everything is queued here, in order */
     struct tw_err err;          /* the first failure */
     struct cu_buf scratch[CU_NSCRATCH];
+    size_t head_held;           /* of CU_S_HEAD, in the hands of who calls another op now */
     bool whole;                 /* a row's bits are not to depend on how many there are */
     struct cu_gemm *gemm;
     struct cu_attn *attn, *attn_of[2];  /* of the call at hand: over blocks, layers with a window have

@@ -226,7 +226,14 @@ static bool attn_bwd_direct(struct cu_dev *d, struct tw_tensor *dq, struct tw_te
     size_t bytes = (size_t)(q->rows * a->nh * a->dr) * 2;
     struct attn_latent l = { o, q, kv, pe, dout, dq, dkv, (float *)lse, NULL };
 
-    if (!direct(d, a, q->dtype) || !(l.dpe = cu_scratch(d, CU_S_HEAD, bytes)) || !attn_direct(d, &l, a))
+    bool done;
+
+    if (!direct(d, a, q->dtype) || !(l.dpe = cu_scratch(d, CU_S_HEAD, bytes)))
+        return false;
+    d->head_held = bytes;
+    done = attn_direct(d, &l, a);
+    d->head_held = 0;
+    if (!done)
         return false;
     heads_sum_k<bf16><<<(unsigned)q->rows, 64, 0, d->stream>>>((bf16 *)dpe->data, dpe->ld,
             (const bf16 *)l.dpe, (int)a->nh, (int)a->dr, 0, (int)a->dr);
@@ -254,7 +261,9 @@ static void m_attn_bwd(struct tw_dev *dev, struct tw_tensor *dq, struct tw_tenso
     struct heads to_q = { dq->data, dq->ld, dk, 0, dk }, to_v = values_in(&c, dkv);
     struct heads to_k = { dkv->data, dkv->ld, (int32_t)(a->dn + a->dv), 0, (int32_t)a->dn };
 
+    c.d->head_held = m_wide(a, q->rows, q->dtype, true);
     tw_ops(dev)->attn_bwd(dev, &gq, &gk, &gv, &wd, &wo, lse, &wq, &k, &v, &x);
+    c.d->head_held = 0;
     if (c.hd != dk)
         spread(&c, &gq, &to_q, 0, false, true);
     spread(&c, &gk, &to_k, 0, false, true);

@@ -34,6 +34,11 @@ bool cu_attn_map_of(struct tma_map *m, const struct attn_box *b);
 bool cu_attn_latent_maps(struct tma_map *k, struct tma_map *v, struct tma_map *p,
         const struct tw_tensor *kv, const struct tw_tensor *pe, int64_t nh, int64_t tokens);
 
+/* attn_wg_dq.cu: dQ of the dS that is kept, and of keys in boxes of 64 by map K, of which those of latents
+ * have their last 64 columns by P. */
+void cu_attn_wg_dq(struct cu_dev *d, const struct attn_arg *a, const struct attn_count *n,
+        const struct tma_map *k, const struct tma_map *p);
+
 #if defined(__CUDACC__)
 #if TW_HOPPER
 /* Queues the copy of one box from (column, head, token). */
@@ -212,6 +217,15 @@ template <int N> static __device__ __forceinline__ void wg_pack(uint32_t *p, con
         p[i] = pack2(x[2 * i], x[2 * i + 1]);
 }
 
+/* A warp's 8 x 8 of BF16, rows and columns exchanged. */
+static __device__ __forceinline__ uint32_t wg_turned(uint32_t x)
+{
+    uint32_t y;
+
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
 /* Where chunk c of row r of a tile of ROWS rows lies. */
 template <int ROWS> static __device__ __forceinline__ uint32_t wg_chunk(int r, int c)
 {
@@ -274,42 +288,23 @@ static __device__ __forceinline__ void wg_soft(const attn_arg &a, float *s, floa
     }
 }
 
-/* Rows of O that a lane has to do with: four lanes share each of two, of which they take every fourth
- * chunk; and the sum of such a row times ROW of a tile of dO. */
-template <int HV> struct out_rows {
-    uint4 o[2][HV / 32];
+/* Writes a warp's 16 rows from row of x * f, of which there are COLS columns, by way of the tile of 128
+ * rows; to(r) is where local row r goes, NULL: nowhere. */
+template <int HDP, typename F>
+static __device__ __forceinline__ void wg_put(char *tile, const float *x, float f, int cols, int row,
+        int lane, F to)
+{
+    float both[2] = { f, f };
 
-    __device__ __forceinline__ void load(const bf16 *const *at, int cols, int lane)
-    {
-#pragma unroll
-        for (int h = 0; h < 2; h++)
-#pragma unroll
-            for (int i = 0; i < HV / 32; i++) {
-                int c = i * 4 + (lane & 3);
+    wg_stage<HDP, 128>(tile, x, both, row, lane);
+    for (int i = lane; i < 16 * HDP / 8; i += 32) {
+        int r = row + i / (HDP / 8), c = i % (HDP / 8);
+        bf16 *p = to(r);
 
-                o[h][i] = c * 8 < cols ? *(const uint4 *)(at[h] + c * 8) : uint4();
-            }
+        if (p && c * 8 < cols)
+            *(uint4 *)(p + c * 8) = *(uint4 *)(tile + wg_chunk<128>(r, c));
     }
-    __device__ __forceinline__ float sum(const char *tile, int row, int h, int cols, int lane) const
-    {
-        float x = 0, a[8], b[8];
-
-#pragma unroll
-        for (int i = 0; i < HV / 32; i++) {
-            int c = i * 4 + (lane & 3);
-
-            if (c * 8 >= cols)
-                continue;
-            ldv<8>(a, (const bf16 *)(tile + wg_chunk<128>(row, c)));
-            ldv<8>(b, (const bf16 *)&o[h][i]);
-#pragma unroll
-            for (int k = 0; k < 8; k++)
-                x = fmaf(a[k], b[k], x);
-        }
-        x += __shfl_xor_sync(~0u, x, 1);
-        return x + __shfl_xor_sync(~0u, x, 2);
-    }
-};
+}
 
 template <int R> static __device__ __forceinline__ void regs_more()
 {

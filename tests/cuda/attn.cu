@@ -341,6 +341,17 @@ static void again(const struct data *x, const char *what, const struct tw_tensor
     }
 }
 
+/* Room for MIB of dS, full of rubbish, or none. */
+static void room_for_ds(size_t mib)
+{
+    struct cu_buf *b = &dev.scratch[CU_S_HEAD];
+
+    cudaFree(b->p);
+    *b = { NULL, 0 };
+    if (mib)
+        CU_TRY(&dev, cudaMemset(cu_scratch(&dev, CU_S_HEAD, mib << 20), 0xff, mib << 20));
+}
+
 static void packed(struct data *x)
 {
     int p = x->s.pad;
@@ -354,6 +365,7 @@ static void packed(struct data *x)
     struct tw_tensor dv = tensor(NULL, x->T, x->nk, x->t, 3 * p);
     float *lse = (float *)room((size_t)(x->T * x->s.nh) * 4, 0xff);
 
+    room_for_ds(0);
     ops.attn((struct tw_dev *)&dev, &o, lse, &q, &k, &v, &x->a);
     ops.attn_bwd((struct tw_dev *)&dev, &dq, &dk, &dv, &g, &o, lse, &q, &k, &v, &x->a);
     CU_TRY(&dev, cudaStreamSynchronize(dev.stream));
@@ -363,6 +375,9 @@ static void packed(struct data *x)
     compare(x->name, "dk", 3, &dk, x->dk.data(), 0, x->T, 0);
     compare(x->name, "dv", 4, &dv, x->dv.data(), 0, x->T, 0);
     std::vector<char> first[4] = { raw(&o), raw(&dq), raw(&dk), raw(&dv) };
+    for (const struct tw_tensor *t : { &dq, &dk, &dv })
+        CU_TRY(&dev, cudaMemset(t->data, 0xff, (size_t)(t->rows * t->ld) * (t->dtype == TW_BF16 ? 2 : 4)));
+    room_for_ds(64);            /* the same bits the other way, where dS is kept */
     ops.attn((struct tw_dev *)&dev, &o, lse, &q, &k, &v, &x->a);
     ops.attn_bwd((struct tw_dev *)&dev, &dq, &dk, &dv, &g, &o, lse, &q, &k, &v, &x->a);
     CU_TRY(&dev, cudaStreamSynchronize(dev.stream));
@@ -371,6 +386,38 @@ static void packed(struct data *x)
     again(x, "dk", &dk, first[2]);
     again(x, "dv", &dv, first[3]);
     for (const struct tw_tensor *t : { &q, &k, &v, &g, &o, &dq, &dk, &dv })
+        cudaFree(t->data);
+    cudaFree(lse);
+}
+
+/* dS of groups of pairs one after another, in room for the larger of two, beside none that is kept. */
+static void slices(void)
+{
+    struct data x;
+    std::vector<char> first[3];
+
+    make(&x, { 4, 4, 128, 0, { 4096, 4096 }, 8 }, TW_BF16, false);
+    struct tw_tensor q = tensor(x.q.data(), x.T, x.nq, x.t, 8), k = tensor(x.k.data(), x.T, x.nk, x.t, 8);
+    struct tw_tensor v = tensor(x.v.data(), x.T, x.nk, x.t, 8), g = tensor(x.dout.data(), x.T, x.nq, x.t, 8);
+    struct tw_tensor o = tensor(NULL, x.T, x.nq, x.t, 8), out[3];
+    float *lse = (float *)room((size_t)(x.T * x.s.nh) * 4, 0xff);
+
+    ops.attn((struct tw_dev *)&dev, &o, lse, &q, &k, &v, &x.a);
+    for (size_t mib : { 0, 118, 300 }) {
+        room_for_ds(mib);
+        for (struct tw_tensor &t : out)
+            t = tensor(NULL, x.T, x.nq, x.t, 8);
+        ops.attn_bwd((struct tw_dev *)&dev, &out[0], &out[1], &out[2], &g, &o, lse, &q, &k, &v, &x.a);
+        CU_TRY(&dev, cudaStreamSynchronize(dev.stream));
+        for (int i = 0; i < 3; i++) {
+            if (mib)
+                again(&x, i ? i == 1 ? "dk" : "dv" : "dq", &out[i], first[i]);
+            else
+                first[i] = raw(&out[i]);
+            cudaFree(out[i].data);
+        }
+    }
+    for (const struct tw_tensor *t : { &q, &k, &v, &g, &o })
         cudaFree(t->data);
     cudaFree(lse);
 }
@@ -426,6 +473,10 @@ static void paged(struct data *x, int64_t nq)
 }
 
 #ifdef NO_WG                    /* linked without the warpgroups' kernels, to test the others */
+bool cu_attn_wg_real(void)
+{
+    return false;
+}
 bool cu_attn_wg(struct cu_dev *, const struct attn_arg *, const struct attn_count *,
         const struct tw_tensor *, const struct tw_tensor *, const struct tw_tensor *)
 {
@@ -493,6 +544,8 @@ int main(int argc, char **argv)
                         return 1;
                 }
             }
+    if (!quick)
+        slices();
     static const char *what[] = { "o", "lse", "dq", "dk", "dv" };
     for (int t = 0; t < 2; t++)
         for (int w = 0; w < 5; w++)

@@ -160,6 +160,28 @@ bool same_as(const struct both *b, const char *what)
     return ok;
 }
 
+float *seen(const struct both *b)
+{
+    bool clean = true;
+
+    return fetch(gpu, &b->g, &clean);
+}
+
+void head_room(size_t n)
+{
+    enum { V = 16384 };
+    int64_t rows = (int64_t)(n / (V * 4)) + 1;
+    struct both h = tensor(rows, 16, 0, false, 1), w = matrix(V, 16, act);
+    int32_t *row = tw_xcalloc((size_t)rows, 4);
+    float *z = tw_xcalloc((size_t)(rows * V), 4);
+
+    tw_ops(gpu)->logits(gpu, z, &h.g, row, rows, &w.mg);
+    free(z);
+    free(row);
+    done(&h);
+    done(&w);
+}
+
 bool same_mat_as(const struct both *b, const char *what)
 {
     float *want = tw_xcalloc((size_t)b->n + 1, 4), *got = tw_xcalloc((size_t)b->n + 1, 4);

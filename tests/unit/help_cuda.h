@@ -33,6 +33,9 @@ double tolerance(void);
 bool near(const float *got, const float *want, int64_t n, double tol, const char *what);
 bool same_as(const struct both *b, const char *what);
 bool same_mat_as(const struct both *b, const char *what);
+float *seen(const struct both *b);          /* the GPU's numbers; to be freed */
+/* Gives the GPU's scratch of the head, of which attention's backward takes what is there, N bytes or more. */
+void head_room(size_t n);
 bool is_healthy(void);                      /* no op has failed */
 
 #define same(b, what) ((void)(same_as(b, what) || test_here_++))
