@@ -389,12 +389,12 @@ static void from_gpu(struct steps *p)
     free(low), free(x);
 }
 
-/* With little the first token is followed by those about the mark, which is but a number of theirs. */
+/* With little the first tokens, which fill the window, are followed by those about the mark: it is but a number. */
 static void steps_of(const struct shape *s)
 {
     struct steps p;
     struct run *r = &p.r;
-    int64_t most = test_quick() ? 5 : 70, skipped = test_quick() ? TW_DELTA_MARK - 3 : 0;
+    int64_t most = test_quick() ? 7 : 70, skipped = test_quick() ? TW_DELTA_MARK - 6 : 0;
 
     run_open(r, s);
     states_open(&p.st, r);
@@ -405,7 +405,7 @@ static void steps_of(const struct shape *s)
     for (int64_t at = 0; at < most; at++)
         for (int64_t i = 0; i < r->nseq; i++)
             if (at < s->n[i])
-                step_of(&p, i, r->seq[i].t0 + at, at ? at + skipped : 0);
+                step_of(&p, i, r->seq[i].t0 + at, at < 4 ? at : at + skipped);
     if (act == TW_BF16)
         from_gpu(&p);
     for (int64_t i = 0; i < r->nseq; i++) {         /* only so many tokens were made */

@@ -180,7 +180,7 @@ static bool turn(struct world *w, int T, int at)
             continue;
         want[n] = n;
         seq[n] = (struct tw_seq){ .token = &q->token[q->n - 1], .n = 1, .state = q->s, .adapter = q->a };
-        c[n] = (struct tw_choice){ .temperature = 1, .top_p = i % 2 ? 0.9 : 1, .repetition = 1,
+        c[n] = (struct tw_choice){ .temperature = !test_quick(), .top_p = i % 2 ? 0.9 : 1, .repetition = 1,
             .u = tw_rand01(3, (uint64_t)i, (uint64_t)at) };
         who[n++] = q;
     }
