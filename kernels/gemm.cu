@@ -59,6 +59,8 @@ bool cu_gemm_open(struct cu_dev *d)
     LT_TRY(d, cublasLtCreate(&d->gemm->lt));
     d->gemm->work = cu_scratch(d, CU_S_GEMM, WORKSPACE);
     d->gemm->poison = getenv("TW_POISON") != NULL;
+    if (d->gemm->poison && d->gemm->work)
+        CU_TRY(d, cudaMemsetAsync(d->gemm->work, 0xff, WORKSPACE, d->stream));
     return !d->err.code;
 }
 
@@ -298,7 +300,8 @@ static int32_t alignment(const struct cu_mm *p)
 }
 
 /* What a product writes without reading it is no number before: so nothing that it leaves unwritten can go
- * unseen, and initcheck, which does not see the stores of cuBLASLt's copy engine, has seen a write. */
+ * unseen, and initcheck, which does not see the stores of cuBLASLt's copy engine, has seen a write. So it is
+ * with the library's room for parts of sums. */
 template <class A> static __global__ void poison_rows(A *c, int64_t ld, int64_t cols, int64_t apart)
 {
     c += blockIdx.y * apart + blockIdx.x * ld;
