@@ -4,6 +4,7 @@
  * the host's only where it falls within their rounding of a boundary. Nothing is sorted: what
  * top-k, top-p, min-p and the draw look for is a place in the order of (probability, id), found by its
  * probability, three bits at a time, and then by its number among equals. */
+#include "bar.cuh"
 #include "step.cuh"
 #include <cooperative_groups.h>
 #include <math.h>
@@ -13,8 +14,8 @@ namespace cg = cooperative_groups;
 enum { RANKS = CHOOSE_RANKS, NT = CHOOSE_THREADS, WAY = 7 };
 
 struct shared {                 /* of a block, in front of its ids */
-    double warp[NT / 32][WAY], slot[2][WAY];
-    unsigned long long uwarp[NT / 32], uslot[2];
+    double warp[NT / 32][WAY], slot[2][RANKS][WAY];
+    unsigned long long uwarp[NT / 32], uslot[2][RANKS];
     double scan[NT / 32];
 };
 
@@ -57,8 +58,8 @@ template <class T> static __device__ __forceinline__ T *of_rank(T *p, int rank)
 #endif
 }
 
-/* Sums over the row, the same for every thread. Two slots in turn: one is read while the other
- * fills. */
+/* Sums over the row, the same for every thread: each block's go to all blocks, and a warp reads them once. Two
+ * slots in turn: one is read while the other fills. */
 template <int N> static __device__ __forceinline__ void row_sum(ctx &x, double (&v)[N])
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -72,20 +73,21 @@ template <int N> static __device__ __forceinline__ void row_sum(ctx &x, double (
             x.s->warp[warp][i] = v[i];
     }
     __syncthreads();
-    if (threadIdx.x < N) {
+    if (threadIdx.x < N * RANKS) {
+        int i = threadIdx.x % N;
         double sum = 0;
 
         for (int w = 0; w < NT / 32; w++)
-            sum += x.s->warp[w][threadIdx.x];
-        x.s->slot[x.phase][threadIdx.x] = sum;
+            sum += x.s->warp[w][i];
+        *of_rank(&x.s->slot[x.phase][x.rank][i], threadIdx.x / N) = sum;
     }
     cluster_sync();
+    double all = 0;
+    for (int r = 0; r < (lane < N ? RANKS : 0); r++)
+        all += x.s->slot[x.phase][r][lane];
 #pragma unroll
-    for (int i = 0; i < N; i++) {
-        v[i] = 0;
-        for (int r = 0; r < RANKS; r++)
-            v[i] += *of_rank(&x.s->slot[x.phase][i], r);
-    }
+    for (int i = 0; i < N; i++)
+        v[i] = __shfl_sync(~0u, all, i);
     x.phase ^= 1;
 }
 
@@ -99,16 +101,17 @@ static __device__ __forceinline__ unsigned long long row_max(ctx &x, unsigned lo
     if (!lane)
         x.s->uwarp[warp] = v;
     __syncthreads();
-    if (!threadIdx.x) {
+    if (threadIdx.x < RANKS) {
         v = 0;
         for (int w = 0; w < NT / 32; w++)
             v = max(v, x.s->uwarp[w]);
-        x.s->uslot[x.phase] = v;
+        *of_rank(&x.s->uslot[x.phase][x.rank], threadIdx.x) = v;
     }
     cluster_sync();
-    v = 0;
-    for (int r = 0; r < RANKS; r++)
-        v = max(v, *of_rank(&x.s->uslot[x.phase], r));
+    v = x.s->uslot[x.phase][lane % RANKS];
+#pragma unroll
+    for (int o = RANKS / 2; o; o >>= 1)
+        v = max(v, __shfl_xor_sync(~0u, v, o));
     x.phase ^= 1;
     return v;
 }
@@ -132,11 +135,12 @@ static __device__ __forceinline__ double row_before(ctx &x, double v)
     for (int w = 0; w < warp; w++)
         before += x.s->scan[w];
     if (threadIdx.x == NT - 1)
-        x.s->slot[x.phase][0] = before + in;
+        for (int r = 0; r < RANKS; r++)
+            *of_rank(&x.s->slot[x.phase][x.rank][0], r) = before + in;
     cluster_sync();
     double all = 0;
     for (int r = 0; r < x.rank; r++)
-        all += *of_rank(&x.s->slot[x.phase][0], r);
+        all += x.s->slot[x.phase][r][0];
     x.phase ^= 1;
     return all + before + (in - v);
 }
@@ -341,6 +345,7 @@ static __device__ double load(ctx &x, const float *row, int64_t V, float inv,
             at = i;
         }
     }
+    cluster_wait();             /* all blocks are there to be written to */
     *first = row_max(x, at < 0 ? 0 : order(top, x.base + at));
     top = *first ? value_of(*first) : -INFINITY;
     for (int i = threadIdx.x; i < NT * x.C; i += NT)
@@ -384,6 +389,7 @@ static __global__ void __launch_bounds__(NT) choose_k(const __grid_constant__ ch
     extern __shared__ __align__(16) char mem[];
     ctx x = { (shared *)mem, (float *)(mem + sizeof(shared)), C, 0, (int)blockIdx.x, 0 };
 
+    cluster_arrive();
     step_wait();
     choose_row q = a.row[blockIdx.y];
     if (q.top_n < 0)
@@ -436,7 +442,6 @@ static __global__ void __launch_bounds__(NT) choose_k(const __grid_constant__ ch
         a.out[blockIdx.y] = { id, id < 0 ? 0 : (float)((double)row[id] * inv - lse),
             says ? (float)log(p / sum) : 0, 0 };
     }
-    cluster_sync();             /* nobody leaves while another may read its memory */
 }
 
 static int run_of(int64_t V)
