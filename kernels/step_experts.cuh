@@ -7,7 +7,8 @@
  *
  * Who waits for whom:
  *   full[slot]   its copies are there; by the asking lane, which says how many bytes, and the copies
- *   empty[slot]  the eight warps have read it; a lane each
+ *   empty[slot]  the eight warps have read it; each lane says so itself, since racecheck does not see that one
+ *                speaks for its warp
  *   named 1      the eight warps' sums are in their cells, which are used in turn (step_ring.cu)
  *   done[e]      how many groups of gate and up of the e-th active expert are in memory, counted by each warp
  *                for itself: who multiplies by down waits for all. They come, since all blocks are there at
@@ -250,8 +251,7 @@ static __device__ __forceinline__ place consume(const stay_arg &p, desk &d, cons
                 else
                     multiply<1>(acc[r], x, w, nseg);
                 if (r % per == per - 1) {
-                    __syncwarp();
-                    if (!lane && m + 16 * SIXTEENS >= rows)
+                    if (m + 16 * SIXTEENS >= rows)
                         bar_arrive(bar_at(&d.empty[at.slot]));
                     at = after(at, p.slots);
                 }
@@ -284,7 +284,7 @@ static __device__ __forceinline__ void make_bars(const stay_arg &p, desk &d)
         return;
     for (int i = 0; i < p.slots; i++) {
         bar_init(bar_at(&d.full[i]), 1);
-        bar_init(bar_at(&d.empty[i]), WARPS);
+        bar_init(bar_at(&d.empty[i]), EIGHT);
     }
     bar_made();
 }

@@ -89,9 +89,7 @@ static __device__ __forceinline__ void consume_few(const stay_arg &p, desk &d, c
                 bar_wait(bar_at(&d.full[at.slot]), at.round & 1);
                 multiply<1>(&acc[r], x, mine + at.slot * p.slot + r % per * 8 * pitch, nseg);
                 if (r % per == per - 1) {
-                    __syncwarp();
-                    if (!lane)
-                        bar_arrive(bar_at(&d.empty[at.slot]));
+                    bar_arrive(bar_at(&d.empty[at.slot]));
                     at = after(at, p.slots);
                 }
             }
