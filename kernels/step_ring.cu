@@ -12,7 +12,8 @@
  *
  * Who waits for whom:
  *   full[slot]   its copies are there; by the asking lane, which says how many bytes, and the copies
- *   empty[slot]  the eight warps have read it; a lane each
+ *   empty[slot]  the eight warps have read it; each lane says so itself, since racecheck does not see that one
+ *                speaks for its warp
  *   squares      the tenth warp has left its sums
  *   named 1      the eight warps' sums are in their cells. Cells are used in turn: who writes those of
  *                group i + 2 has passed this barrier in group i + 1, where all came after reading i.
@@ -284,9 +285,9 @@ static __device__ __forceinline__ void consume(const ring_arg &p, const part &b,
                     multiply<2>(acc[i], x, step, w0, w1, n);
                 else
                     multiply<1>(acc[i], x, step, w0, w1, n);
-                __syncwarp();
-                if (!lane || (lane == 1 && both))
-                    bar_arrive(empty + 8 * (lane ? next : at).slot);
+                bar_arrive(empty + 8 * at.slot);
+                if (both)
+                    bar_arrive(empty + 8 * next.slot);
                 at = after(next, p.slots);
             }
         }
@@ -313,7 +314,7 @@ ring_k(const __grid_constant__ ring_arg p)
     if (!threadIdx.x) {
         for (int i = 0; i < p.slots; i++) {
             bar_init(bar_at(mem) + 8 * i, 1);
-            bar_init(bar_at(mem) + 8 * (MOST_SLOTS + i), WARPS);
+            bar_init(bar_at(mem) + 8 * (MOST_SLOTS + i), EIGHT);
         }
         bar_init(bar_at(mem) + 16 * MOST_SLOTS, 1);
         bar_made();
