@@ -69,11 +69,11 @@ static void attention(void)
 static void kept(void)
 {
     enum { N = sizeof attns / sizeof *attns };
-    float *x[2][N];
+    float *x[2][N] = { 0 };
     struct run r;
 
     for (int room = 0; room < 2; room++) {
-        for (size_t i = 0; i < N; i++) {
+        CASES(i, attns, 3) {
             run_open(&r, i);
             run_all(&r);
             x[room][i] = seen(&r.dq);
