@@ -69,22 +69,22 @@ static void attention(void)
 static void kept(void)
 {
     enum { N = sizeof attns / sizeof *attns };
-    float *x[2][N] = { 0 };
-    struct run r;
+    struct run r[N];
+    float *first[N], *again;
 
-    for (int room = 0; room < 2; room++) {
-        CASES(i, attns, 3) {
-            run_open(&r, i);
-            run_all(&r);
-            x[room][i] = seen(&r.dq);
-            if (room)
-                CHECK(!memcmp(x[0][i], x[1][i], (size_t)r.dq.n * 4));
-            run_close(&r);
-        }
-        head_room((size_t)16 << 20);
+    CASES(i, attns, 3) {
+        run_open(&r[i], i);
+        run_all(&r[i]);
+        first[i] = seen(&r[i].dq);
     }
-    for (size_t i = 0; i < N; i++)
-        free(x[0][i]), free(x[1][i]);
+    head_room((size_t)16 << 20);
+    CASES(i, attns, 3) {
+        run_all(&r[i]);
+        again = seen(&r[i].dq);
+        CHECK(!memcmp(first[i], again, (size_t)r[i].dq.n * 4));
+        free(first[i]), free(again);
+        run_close(&r[i]);
+    }
     healthy();
 }
 
