@@ -55,29 +55,46 @@ static void run_close(struct run *r)
     done(&r->lse);
 }
 
-static void attn_bwd(const struct run *r, struct both *dq, struct both *dkv, struct both *dpe)
+struct grads {
+    struct both q, kv, pe;
+};
+
+static void back(const struct run *r, struct grads *g)
 {
-    GL(attn_bwd, &dq->g, &dkv->g, &dpe->g, &r->dout.g, &r->o.g, r->lse.g.data, &r->q.g, &r->kv.g, &r->pe.g, &r->a);
-    same(dq, "latent dq"), same(dkv, "dkv"), same(dpe, "dpe");
+    GL(attn_bwd, &g->q.g, &g->kv.g, &g->pe.g, &r->dout.g, &r->o.g, r->lse.g.data, &r->q.g, &r->kv.g, &r->pe.g,
+            &r->a);
+    same(&g->q, "latent dq"), same(&g->kv, "dkv"), same(&g->pe, "dpe");
+}
+
+/* Forward and back. */
+static struct grads run_all(struct run *r)
+{
+    const struct shape *s = r->s;
+    struct grads g = { tensor(r->T, s->nh * (s->dn + s->dr), 8, true, 1), tensor(r->T, r->wkv, 0, true, 1),
+        tensor(r->T, s->dr, 8, true, 1) };
+
+    CL(attn, &r->o.c, r->lse.c.data, &r->q.c, &r->kv.c, &r->pe.c, &r->a);
+    GL(attn, &r->o.g, r->lse.g.data, &r->q.g, &r->kv.g, &r->pe.g, &r->a);
+    same(&r->o, "latent attn"), same(&r->lse, "lse");
+    CL(attn_bwd, &g.q.c, &g.kv.c, &g.pe.c, &r->dout.c, &r->o.c, r->lse.c.data, &r->q.c, &r->kv.c, &r->pe.c, &r->a);
+    back(r, &g);
+    return g;
+}
+
+static void grads_close(struct grads *g)
+{
+    done(&g->q), done(&g->kv), done(&g->pe);
 }
 
 static void attention(void)
 {
     CASES(i, shapes, QUICK) {
-        const struct shape *s = &shapes[i];
         struct run r;
 
-        run_open(&r, s);
-        struct both dq = tensor(r.T, s->nh * (s->dn + s->dr), 8, true, 1);
-        struct both dkv = tensor(r.T, r.wkv, 0, true, 1), dpe = tensor(r.T, s->dr, 8, true, 1);
+        run_open(&r, &shapes[i]);
+        struct grads g = run_all(&r);
 
-        CL(attn, &r.o.c, r.lse.c.data, &r.q.c, &r.kv.c, &r.pe.c, &r.a);
-        GL(attn, &r.o.g, r.lse.g.data, &r.q.g, &r.kv.g, &r.pe.g, &r.a);
-        same(&r.o, "latent attn"), same(&r.lse, "lse");
-        CL(attn_bwd, &dq.c, &dkv.c, &dpe.c, &r.dout.c, &r.o.c, r.lse.c.data, &r.q.c, &r.kv.c, &r.pe.c,
-                &r.a);
-        attn_bwd(&r, &dq, &dkv, &dpe);
-        done(&dq), done(&dkv), done(&dpe);
+        grads_close(&g);
         run_close(&r);
     }
     healthy();
@@ -87,26 +104,18 @@ static void attention(void)
  * there is none yet. */
 static void kept(void)
 {
-    const struct shape *s = &shapes[sizeof shapes / sizeof *shapes - 1];
     struct run r;
 
-    run_open(&r, s);
-    struct both dq = tensor(r.T, s->nh * (s->dn + s->dr), 8, true, 1);
-    struct both dkv = tensor(r.T, r.wkv, 0, true, 1), dpe = tensor(r.T, s->dr, 8, true, 1);
-
-    CL(attn, &r.o.c, r.lse.c.data, &r.q.c, &r.kv.c, &r.pe.c, &r.a);
-    GL(attn, &r.o.g, r.lse.g.data, &r.q.g, &r.kv.g, &r.pe.g, &r.a);
-    CL(attn_bwd, &dq.c, &dkv.c, &dpe.c, &r.dout.c, &r.o.c, r.lse.c.data, &r.q.c, &r.kv.c, &r.pe.c, &r.a);
-    attn_bwd(&r, &dq, &dkv, &dpe);
-    float *first = seen(&dq);
+    run_open(&r, &shapes[sizeof shapes / sizeof *shapes - 1]);
+    struct grads g = run_all(&r);
+    float *first = seen(&g.q), *again;
 
     head_room((size_t)8 << 20);
-    attn_bwd(&r, &dq, &dkv, &dpe);
-    float *again = seen(&dq);
-
-    CHECK(!memcmp(first, again, (size_t)dq.n * 4));
+    back(&r, &g);
+    again = seen(&g.q);
+    CHECK(!memcmp(first, again, (size_t)g.q.n * 4));
     free(first), free(again);
-    done(&dq), done(&dkv), done(&dpe);
+    grads_close(&g);
     run_close(&r);
     healthy();
 }
