@@ -36,6 +36,7 @@ static void attn(struct tw_dev *dev, struct tw_tensor *o, float *lse, const stru
         cu_attn_simt(d, &x, &n, q->dtype);
         return;
     }
+    n.few_splits = cu_attn_splits(d, a);
     if (cu_attn_wg(d, &x, &n, q, k, v))
         n.packed = false;
     if (a->whole && cu_attn_paged(d, &x, &n))

@@ -81,6 +81,8 @@ struct attn_count {             /* of a table */
  * apart. False after noting why not. */
 bool cu_attn_begin(struct cu_dev *d, struct attn_arg *x, struct attn_count *n, const struct tw_attn *a,
         bool few);
+/* The most splits that a few-row sequence of the call that began last has. */
+int32_t cu_attn_splits(const struct cu_dev *d, const struct tw_attn *a);
 /* attn_wg.cu, attn_wg_bwd.cu: packed sequences on Hopper, what attn_mma.cu takes and heads of up to
  * 128; false: not these shapes, or not this GPU. */
 bool cu_attn_wg(struct cu_dev *d, const struct attn_arg *a, const struct attn_count *n,

@@ -292,9 +292,9 @@ static bool table(struct cu_dev *d, const struct tw_attn *a, bool few)
     return true;
 }
 
-/* The most splits that a few-row sequence of A has. */
-static int32_t splits(const struct cu_attn *t, const struct tw_attn *a)
+int32_t cu_attn_splits(const struct cu_dev *d, const struct tw_attn *a)
 {
+    const struct cu_attn *t = d->attn;
     int64_t most = 1;
 
     for (int64_t i = 0; i < a->nseq; i++) {
@@ -335,7 +335,6 @@ bool cu_attn_begin(struct cu_dev *d, struct attn_arg *x, struct attn_count *n, c
     x->scale = a->scale;
     x->few0 = (int32_t)d->attn->few0;
     *n = d->attn->count;
-    n->few_splits = splits(d->attn, a);
     return true;
 }
 
