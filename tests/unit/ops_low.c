@@ -373,30 +373,88 @@ static void packed_ops(struct help_dev *h, const struct tw_tensor *n, const stru
         ON(free, u[i].data);
 }
 
-/* Attention of rounded queries, keys, weights and values is as near to F32's as those are. */
+/* X's rows from R on C times as large. */
+static void grow(struct help_dev *h, struct tw_tensor *x, int64_t r, float c)
+{
+    float *p = help_get(h->d, x->data, x->rows * x->cols);
+
+    for (int64_t i = r * x->cols; i < x->rows * x->cols; i++)
+        p[i] *= c;
+    ON(put, x->data, p, (size_t)(x->rows * x->cols) * sizeof *p);
+    free(p);
+}
+
+/* Outputs and sums of attention with products in F32 and in BF16, the keys from GROWN on larger. */
+static void attention_of(struct help_dev *h, float scale, int64_t grown, float times, float *x[2], float *lse[2])
+{
+    struct tw_tensor q = tensor(h, T, IN, 1, false), k = tensor(h, T, 32, 2, false);
+    struct tw_tensor v = tensor(h, T, 32, 3, false), o = tensor(h, T, IN, 4, false);
+    struct tw_tensor l = tensor(h, T, IN / 32, 5, false);
+    struct tw_attn_seq seq = { .nq = T };
+    struct tw_attn a = { .nh = IN / 32, .nkv = 1, .hd = 32, .scale = scale, .seq = &seq, .nseq = 1 };
+
+    grow(h, &k, grown, times);
+    for (int i = 0; i < 2; i++) {
+        ON(begin, i ? TW_BF16 : TW_F32, (int64_t[]){ 0, T }, 1);
+        ON(attn, &o, l.data, &q, &k, &v, &a);
+        x[i] = help_get(h->d, o.data, T * IN);
+        lse[i] = help_get(h->d, l.data, T * (IN / 32));
+    }
+    ON(begin, TW_F32, NULL, 0);
+    ON(free, q.data), ON(free, k.data), ON(free, v.data), ON(free, o.data), ON(free, l.data);
+}
+
+static float root_mean_square(const float *x, const float *y, int64_t n)
+{
+    float off = 0;
+
+    for (int64_t i = 0; i < n; i++)
+        off += (x[i] - y[i]) * (x[i] - y[i]);
+    return sqrtf(off / (float)n);
+}
+
+/* Attention of rounded queries, keys, weights and values is as near to F32's as those are, wherever the largest
+ * score of a row is, and however far above the first ones. */
 static void attention(void)
 {
-    DEVS(h) {
-        struct tw_tensor q = tensor(h, T, IN, 1, false), k = tensor(h, T, 32, 2, false);
-        struct tw_tensor v = tensor(h, T, 32, 3, false), o[2];
-        struct tw_attn_seq seq = { .nq = T };
-        struct tw_attn a = { .nh = IN / 32, .nkv = 1, .hd = 32, .scale = 3, .seq = &seq, .nseq = 1 };
-        float *x[2], most = 0, off = 0;
+    static const struct { float scale; int64_t grown; float times, most, off, lse; } is[] = {
+        { 3, 0, 1, 0.2f, 0.0095f, 0.05f },
+        { 3, 40, 30, 1.5f, 0.055f, 1.3f },      /* scores of hundreds, so one key has nearly all weight */
+        { 90, 0, 1, 2, 0.062f, 1.5f },
+        { 3, 32, 1e-4f, 0.2f, 0.0095f, 0.05f },
+    };
+    float *x[2], *lse[2];
 
-        for (int i = 0; i < 2; i++) {
-            ON(begin, i ? TW_BF16 : TW_F32, (int64_t[]){ 0, T }, 1);
-            o[i] = tensor(h, T, IN, 4, false);
-            ON(attn, &o[i], NULL, &q, &k, &v, &a);
-            x[i] = help_get(h->d, o[i].data, T * IN);
+    DEVS(h)
+        for (size_t i = 0; i < sizeof is / sizeof *is; i++) {
+            float most = 0, off;
+
+            attention_of(h, is[i].scale, is[i].grown, is[i].times, x, lse);
+            for (int64_t k = 0; k < T * IN; k++)
+                most = fmaxf(most, fabsf(x[0][k] - x[1][k]));
+            off = root_mean_square(x[0], x[1], T * IN);
+            CHECK(most < is[i].most && off < is[i].off);
+            CHECK(root_mean_square(lse[0], lse[1], T * (IN / 32)) < is[i].lse);
+            free(x[0]), free(x[1]), free(lse[0]), free(lse[1]);
         }
-        for (int64_t i = 0; i < T * IN; i++) {
-            most = fmaxf(most, fabsf(x[0][i] - x[1][i]));
-            off += (x[0][i] - x[1][i]) * (x[0][i] - x[1][i]);
-        }
-        CHECK(most < 0.2f && sqrtf(off / (T * IN)) < 0.0095f);
-        ON(begin, TW_F32, NULL, 0);
-        free(x[0]), free(x[1]);
-        ON(free, q.data), ON(free, k.data), ON(free, v.data), ON(free, o[0].data), ON(free, o[1].data);
+}
+
+/* What is no number comes out where a key of it is seen, and there alone, on a processor. */
+static void no_number(void)
+{
+    float *x[2], *lse[2];
+
+    DEVS(h) {
+        if (!strncmp(h->name, "cuda", 4))
+            continue;
+        attention_of(h, 3, T - 9, NAN, x, lse);
+        for (int i = 0; i < 2; i++)
+            for (int64_t k = 0; k < T * IN; k++)
+                if ((k < (T - 9) * IN) != isfinite(x[i][k])) {
+                    CHECK(!"no number where there should be one, or the other way round");
+                    break;
+                }
+        free(x[0]), free(x[1]), free(lse[0]), free(lse[1]);
     }
 }
 
@@ -435,6 +493,7 @@ int main(void)
     RUN(heads_in_one);
     RUN(rounded_attention);
     RUN(attention);
+    RUN(no_number);
     RUN(packing);
     help_close();
     return test_end();

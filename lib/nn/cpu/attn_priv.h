@@ -110,14 +110,15 @@ struct tw_att16 {
     float scale;                /* > 0 */
     struct tw_ask *ask;         /* ASKS lines of it with each 32 keys, of 16 rows */
     int asks;
-    float *s;                   /* room for n times TW_ATT_STEP words: scores, then weights */
-    float max[32], sum[32];     /* the largest score times scale; of weights before they are rounded */
+    float *s;                   /* [TW_ATT_SCORES] room for scores */
+    uint32_t *p;                /* [n][32][16] and for weights */
+    float max[32], sum[32];     /* weights are e^(score * scale - max); their sum */
     float *o;                   /* [R][panels * 16] outputs, not divided by those sums yet */
     uint32_t *y[32];            /* where they go divided and rounded, each 32 numbers YSTEP words further (fewer
                                  * in the tensor's last block of rows); NULL: nowhere */
     int64_t ystep[32];
 };
-#define TW_ATT_STEP (4 * 256 + 16)      /* an odd number of lines */
+#define TW_ATT_SCORES (2 * 4 * 256)
 
 /* Rows [r0, r1) of a sequence and kv head on the tile unit, and the words of memory that takes. */
 void tw_att_tiles(const struct tw_att *t, int64_t s, int64_t kvh, int64_t r0, int64_t r1, float *room);

@@ -21,7 +21,7 @@ int64_t tw_att_tiles_words(const struct tw_att *t, int64_t longest)
 {
     int64_t n = steps_of(longest);
 
-    return TW_ASK_WORDS + GROUP * (t->dkw + t->dvp) + n * TW_ATT_STEP + tw_up(4 * n, 16);
+    return TW_ASK_WORDS + GROUP * (t->dkw + t->dvp) + TW_ATT_SCORES + n * GROUP * 16 + tw_up(4 * n, 16);
 }
 
 /* The first key that row R sees, or one before it that begins 32. */
@@ -72,6 +72,7 @@ static void group(const struct head *h, int64_t r, int64_t r1, struct tw_ask *as
     struct tw_att_place p = tw_att_place(t, h->sq, h->kvh, r), q = p;
     struct tw_att16 w = { .R = (int)(r1 - r), .steps = t->dkw / 16, .panels = t->dvp / 16,
         .q = (uint32_t *)room, .o = room + GROUP * t->dkw, .s = room + GROUP * (t->dkw + t->dvp),
+        .p = (uint32_t *)room + GROUP * (t->dkw + t->dvp) + TW_ATT_SCORES,
         .k = h->k + (kb - h->base) / 32, .v = h->v + (kb - h->base) / 32,
         .vp = t->seq[h->sq].bk / 2 * 16, .scale = t->a->scale, .ask = ask, .asks = t->asks };
 

@@ -131,7 +131,7 @@ static const struct tw_kern *choose(struct tw_cpu *d, const char *isa)
             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
     bool low = v4 && __builtin_cpu_supports("avx512bf16");
 
-    if (low && (any || !strcmp(isa, "amx")) && tw_amx_enable()) {
+    if (low && __builtin_cpu_supports("avx512vbmi") && (any || !strcmp(isa, "amx")) && tw_amx_enable()) {
         d->amx = tw_kern_avx512bf16;
         d->amx.name = "amx";
         d->amx.mm16 = tw_amx_mm16;
