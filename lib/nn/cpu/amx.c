@@ -130,6 +130,11 @@ void tw_amx_config_few(int rows)
     config((uint64_t)rows * 0x01010101010101 | (uint64_t)16 << 56);
 }
 
+#define MUL(c, a, b)                                                                               \
+    do {                                                                                           \
+        _tile_dpbf16ps(c, a, b);                                                                   \
+        TW_TILE_ROOM;                                                                              \
+    } while (0)
 /* Steps of one shape, so that the loop has no branches. */
 #define TILES(two_rows, two_panels)                                                                \
     do {                                                                                           \
@@ -153,17 +158,17 @@ void tw_amx_config_few(int rows)
         for (int64_t i = 0; i < s; i += 16, a += R * 16, b += 256) {                               \
             _tile_loadd(4, a, 64);                                                                 \
             _tile_loadd(6, b, 64);                                                                 \
-            _tile_dpbf16ps(0, 4, 6);                                                               \
+            MUL(0, 4, 6);                                                                          \
             if (two_rows) {                                                                        \
                 _tile_loadd(5, a + 256, 64);                                                       \
-                _tile_dpbf16ps(2, 5, 6);                                                           \
+                MUL(2, 5, 6);                                                                      \
             }                                                                                      \
             if (two_panels) {                                                                      \
                 _tile_loadd(7, b + bp, 64);                                                        \
-                _tile_dpbf16ps(1, 4, 7);                                                           \
+                MUL(1, 4, 7);                                                                      \
             }                                                                                      \
             if (two_rows && two_panels)                                                            \
-                _tile_dpbf16ps(3, 5, 7);                                                           \
+                MUL(3, 5, 7);                                                                      \
         }                                                                                          \
         _tile_stored(0, c, cs);                                                                    \
         if (two_panels)                                                                            \

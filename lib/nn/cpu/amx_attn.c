@@ -190,6 +190,13 @@ static void weights(struct tw_att16 *w, struct base *b, int64_t i)
             four(s + r / 16 * 512 + r % 16 * 16, y + r * 16, b, r, see + r, false);
 }
 
+/* Room as in products, for the sake of tiles beside tiles of a neighbour. */
+#define MUL(c, a, b)                                                                               \
+    do {                                                                                           \
+        _tile_dpbf16ps(c, a, b);                                                                   \
+        TW_TILE_ROOM;                                                                              \
+    } while (0)
+
 /* What tile T holds goes to S. Then it is zero. */
 #define PUT(t, s)                                                                                  \
     do {                                                                                           \
@@ -217,18 +224,18 @@ VFN void scores(struct tw_att16 *w, struct base *b, each_fn *each, const bool tw
             _tile_stream_loadd(7, k + steps * 256, 64);
             if (!j)
                 PUT(0, last);
-            _tile_dpbf16ps(0, 4, 6);
+            MUL(0, 4, 6);
             if (two && !j)
                 PUT(2, last + 512);
             if (two)
-                _tile_dpbf16ps(2, 5, 6);
+                MUL(2, 5, 6);
             if (!j)
                 PUT(1, last + 256);
-            _tile_dpbf16ps(1, 4, 7);
+            MUL(1, 4, 7);
             if (two && !j)
                 PUT(3, last + 768);
             if (two)
-                _tile_dpbf16ps(3, 5, 7);
+                MUL(3, 5, 7);
         }
         last = scores_at(w, i);
         if (i)
@@ -261,11 +268,11 @@ VFN void scores_two(struct tw_att16 *w, struct base *b, each_fn *each)
             _tile_stream_loadd(6, k, 64);
             _tile_stream_loadd(7, k + 256, 64);
             PUT(4, last);
-            _tile_dpbf16ps(4, 0, 6);
+            MUL(4, 0, 6);
             PUT(5, last + 512);
-            _tile_dpbf16ps(5, 2, 6);
-            _tile_dpbf16ps(4, 1, 7);
-            _tile_dpbf16ps(5, 3, 7);
+            MUL(5, 2, 6);
+            MUL(4, 1, 7);
+            MUL(5, 3, 7);
             last = scores_at(w, i) + p * 256;
         }
         if (i)
@@ -332,13 +339,13 @@ VFN void outputs(const struct tw_att16 *w, int64_t p, float *sum, const bool two
             _tile_loadd(5, x + 256, 64);
         if (panels)
             _tile_stream_loadd(7, sums1 ? ones : v + w->vp, 64);
-        _tile_dpbf16ps(0, 4, 6);
+        MUL(0, 4, 6);
         if (two)
-            _tile_dpbf16ps(2, 5, 6);
+            MUL(2, 5, 6);
         if (panels)
-            _tile_dpbf16ps(1, 4, 7);
+            MUL(1, 4, 7);
         if (two && panels)
-            _tile_dpbf16ps(3, 5, 7);
+            MUL(3, 5, 7);
     }
     _tile_stored(0, o, ld * 4);
     if (two)

@@ -194,7 +194,14 @@ static void done_with(struct meanwhile *m, const struct tw_whole *w, const float
         _tile_stored(t, out + (at), ld * 4);                                                       \
         _tile_zero(t);                                                                             \
     } while (0)
-/* All loads come before the products: where a core's second thread uses tiles too, those wait less then. */
+/* All loads come before the products: where a core's second thread uses tiles too, those wait less then. Room
+ * behind a product is what a gated unit has already. */
+#define MUL(c, a, b)                                                                               \
+    do {                                                                                           \
+        _tile_dpbf16ps(c, a, b);                                                                   \
+        if (made != TW_MADE_UNIT)                                                                  \
+            TW_TILE_ROOM;                                                                          \
+    } while (0)
 #define STEP(load_a, load_b, two_panels, turn)                                                     \
     do {                                                                                           \
         load_b(6, b, 64);                                                                          \
@@ -204,17 +211,17 @@ static void done_with(struct meanwhile *m, const struct tw_whole *w, const float
         load_a(5, a + 256, 64);                                                                    \
         if (turn)                                                                                  \
             TURN(0, 0);                                                                            \
-        _tile_dpbf16ps(0, 4, 6);                                                                   \
+        MUL(0, 4, 6);                                                                              \
         if (turn)                                                                                  \
             TURN(2, 16 * ld);                                                                      \
-        _tile_dpbf16ps(2, 5, 6);                                                                   \
+        MUL(2, 5, 6);                                                                              \
         if (two_panels) {                                                                          \
             if (turn)                                                                              \
                 TURN(1, 16);                                                                       \
-            _tile_dpbf16ps(1, 4, 7);                                                               \
+            MUL(1, 4, 7);                                                                          \
             if (turn)                                                                              \
                 TURN(3, 16 * ld + 16);                                                             \
-            _tile_dpbf16ps(3, 5, 7);                                                               \
+            MUL(3, 5, 7);                                                                          \
         }                                                                                          \
         a += 512;                                                                                  \
         b += 256;                                                                                  \
