@@ -330,17 +330,19 @@ static void d_lora_linear_bwd(struct tw_dev *dev, struct tw_tensor *dx, bool add
     int64_t at = 0;
     int max_r;
     struct runs q = gather(c, &at, &max_r);
-    struct cu_mm p = { dx->rows, w->cols, w->rows, dy->data, w->data, NULL, dx->data, dy->ld,
-        cu_ld(w), dx->ld, w->dtype, dx->dtype, 1, 1 };
 
-    if (!whole(q, c, at, dx, dy) || !cores(q, x)) {
-        tw_ops(dev)->linear_dx(dev, dx, add, dy, w);
+    if (!dx || !whole(q, c, at, dx, dy) || !cores(q, x)) {
+        if (dx)
+            tw_ops(dev)->linear_dx(dev, dx, add, dy, w);
         d_lora_bwd(dev, dx, scratch, dy, x, h, c);
         return;
     }
     struct tw_tensor xd = dropped(d, x, q);
     if (!xd.data)
         return;
+    struct cu_mm p = { dx->rows, w->cols, w->rows, dy->data, w->data, NULL, dx->data, dy->ld,
+        cu_ld(w), dx->ld, w->dtype, dx->dtype, 1, 1 };
+
     outer<true>(d, dy, h, q, max_r);
     shrink<true>(d, scratch, dy, q, max_r);
     outer<false>(d, &xd, scratch, q, max_r);
@@ -423,7 +425,7 @@ static void d_lora_group_bwd(struct tw_dev *dev, struct tw_tensor *dx, bool add,
     struct hidden dh = {};
     struct runs q;
     int max_r;
-    bool ok = cu_vec8(dx, dx->cols) && together(q, &max_r, one, n, x);
+    bool ok = dx && cu_vec8(dx, dx->cols) && together(q, &max_r, one, n, x);
 
     for (int m = n - 1; m >= 0 && !ok; m--) {
         d_lora_linear_bwd(dev, dx, add, one[m].scratch, one[m].y, x, one[m].h, one[m].w, one[m].c);

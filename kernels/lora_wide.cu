@@ -283,8 +283,11 @@ static void d_lora_wide_bwd(struct tw_dev *dev, struct tw_tensor *dx, bool add,
 {
     struct cu_dev *d = cu(dev);
     struct tw_mat all = *one[0].w;
+    bool zero = back_dy(d, one, n, x);
 
-    if (back_dy(d, one, n, x)) {
+    if (!dx)
+        return;
+    if (zero) {
         for (int m = 1; m < n; m++)
             all.rows += one[m].w->ext + one[m].w->rows;
         cu_linear_dx(d, dx, add, one[0].y, &all, one[0].c->ranks);

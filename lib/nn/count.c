@@ -125,7 +125,7 @@ static void c_lora_bwd(struct tw_dev *d, struct tw_tensor *dx, struct tw_tensor 
         const struct tw_tensor *dy, const struct tw_tensor *x, const struct tw_tensor *h,
         const struct tw_lora_ctx *c)
 {
-    flops(d, 2 * lora_flops(c, x->cols, dy->cols));
+    flops(d, lora_flops(c, x->cols, dy->cols) + lora_flops(c, dx ? x->cols : 0, dy->cols));
 }
 
 static void c_lora_group(struct tw_dev *d, struct tw_lora_one *one, int n, const struct tw_tensor *x)
@@ -154,7 +154,8 @@ static void c_lora_group_bwd(struct tw_dev *d, struct tw_tensor *dx, bool add,
         struct tw_lora_one *one, int n, const struct tw_tensor *x)
 {
     for (int i = 0; i < n; i++) {
-        c_linear_dx(d, dx, add, one[i].y, one[i].w);
+        if (dx)
+            c_linear_dx(d, dx, add, one[i].y, one[i].w);
         c_lora_bwd(d, dx, one[i].scratch, one[i].y, x, one[i].h, one[i].c);
     }
 }

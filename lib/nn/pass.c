@@ -161,6 +161,7 @@ static struct tw_var *forward(struct walk *w)
         t->record = w->backward && i >= w->lo && keep;
         t->light = w->p->flags & TW_SELECTIVE;
         t->at = 0;
+        x->ends = i == w->lo && !m->opts.train;
         if (w->backward && i >= w->lo)
             s->out = tw_var_new(t, x->v.rows, x->v.cols);
         else if (i == m->cfg.L - 1 && few_wanted(w))
@@ -255,7 +256,7 @@ static void layer_back(struct walk *w, int64_t i)
     s->out->g = w->gx;
     s->out->wrote = true;
     tw_tape_back(t);
-    if (s->in->g.data != w->gx.data)
+    if (!s->in->ends && s->in->g.data != w->gx.data)
         t->ops->copy(t->dev, w->gx.data, s->in->g.data,
                 (size_t)(w->gx.rows * w->gx.ld) * tw_dtype_size(w->gx.dtype));
     t->st->top = s->mark;

@@ -122,6 +122,8 @@ struct tw_tensor *tw_var_grad(struct tw_tape *t, struct tw_var *v, bool *add)
 {
     struct tw_var *of = v->of;
 
+    if (v->ends)
+        return NULL;
     if (of && !of->g.data)
         of->g = grad_new(t, of);
     if (of)
@@ -185,6 +187,8 @@ static void norm_back(struct tw_tape *t, struct tw_op *op)
     bool add;
     struct tw_tensor *dx = tw_var_grad(t, op->x, &add);
 
+    if (!dx)
+        return;
     t->ops->rmsnorm_bwd(t->dev, dx, add, op->w->dw.data, &op->y->g, &op->x->v, op->w->w.data,
             op->n, op->save, (float)t->m->cfg.norm_off);
 }
@@ -212,6 +216,7 @@ static struct tw_var *norm(struct tw_tape *t, struct tw_var *x, struct tw_weight
 
     t->ops->rmsnorm(t->dev, &y->v, rstd, &x->v, w->w.data, n, (float)eps,
             (float)t->m->cfg.norm_off);
+    y->ends = x->ends;
     op = tw_note(t, norm_back, y, x);
     if (op) {
         op->redo = whole && t->light ? norm_redo : NULL;

@@ -9,6 +9,7 @@
 struct tw_var {
     struct tw_tensor v, g;
     bool wrote;                 /* g holds a gradient: what comes next adds */
+    bool ends;                  /* nothing that it is made of is trained: nobody wants its gradient */
     struct tw_var *of;          /* it is columns [col, ..) of this one, in v and in g; NULL: none */
     int64_t col;
     bool low;                   /* v is BF16 though activations are not: only products read it */
@@ -81,7 +82,7 @@ struct tw_tape {
 struct tw_var *tw_var_new(struct tw_tape *t, int64_t rows, int64_t cols);
 /* The same, for inputs and outputs of products: with room for adapters where this batch wants it. */
 struct tw_var *tw_var_wide(struct tw_tape *t, int64_t rows, int64_t cols);
-/* The gradient of V to write to; *add: to add to what is there. */
+/* The gradient of V to write to; *add: to add to what is there. NULL: nobody wants it. */
 struct tw_tensor *tw_var_grad(struct tw_tape *t, struct tw_var *v, bool *add);
 /* Columns [col, col + n) of X, in place. Going back, each column of X is to be written by one of its
  * parts before X's own gradient is read. */

@@ -59,6 +59,8 @@ void tw_residual_back(struct tw_tape *t, struct tw_var *y, struct tw_var *res)
     bool fits = !res->wide || y->wide, add;
     struct tw_tensor *g;
 
+    if (res->ends)
+        return;
     if (!res->wrote && fits && (!res->g.data || res->g.data == y->g.data)) {
         res->g = y->g;
         res->wrote = true;
@@ -120,7 +122,7 @@ static void linear_back(struct tw_tape *t, struct tw_op *op)
     if (op->wide) {
         t->ops->lora_wide_bwd(t->dev, dx, add, &one, 1, &op->x->v);
         c.nrun = 0;
-    } else if (!c.nrun || !t->ops->lora_linear_bwd) {
+    } else if (dx && (!c.nrun || !t->ops->lora_linear_bwd)) {
         t->ops->linear_dx(t->dev, dx, add, dy, &w->w);
     }
     if (op->x->stale) {
@@ -333,7 +335,8 @@ static void joined_back(struct tw_tape *t, struct tw_op *op)
     bool add;
     struct tw_tensor *dx = tw_var_grad(t, op->x, &add);
 
-    t->ops->linear_dx(t->dev, dx, add, &op->y->g, &j->w);
+    if (dx)
+        t->ops->linear_dx(t->dev, dx, add, &op->y->g, &j->w);
     if (!dw.data)
         return;
     for (int i = 0; i < j->n; i++)          /* nobody writes a part alone */

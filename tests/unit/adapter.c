@@ -282,6 +282,65 @@ static void strict(void)
             "base_model.model.model.layers.1.mlp.up_proj.lora_B.weight, of its 27 tensors 0 are");
 }
 
+/* Whether products go back to an input, or only to their weights. */
+static int wanted, unwanted;
+static const struct tw_ops *plain;
+
+static void watch_group(struct tw_dev *d, struct tw_tensor *dx, bool add, struct tw_lora_one *one, int n,
+        const struct tw_tensor *x)
+{
+    *(dx ? &wanted : &unwanted) += n;
+    plain->lora_group_bwd(d, dx, add, one, n, x);
+}
+
+static void watch_linear(struct tw_dev *d, struct tw_tensor *dx, bool add, struct tw_tensor *scratch,
+        const struct tw_tensor *dy, const struct tw_tensor *x, const struct tw_tensor *h, const struct tw_mat *w,
+        const struct tw_lora_ctx *c)
+{
+    *(dx ? &wanted : &unwanted) += 1;
+    plain->lora_linear_bwd(d, dx, add, scratch, dy, x, h, w, c);
+}
+
+static void watch_dx(struct tw_dev *d, struct tw_tensor *dx, bool add, const struct tw_tensor *dy,
+        const struct tw_mat *w)
+{
+    wanted++;
+    plain->linear_dx(d, dx, add, dy, w);
+}
+
+static void goes_back(const char *targets, unsigned flags, int want, int unwant)
+{
+    static const int32_t token[] = { 5, 9, 2, 77, 31 };
+    struct tw_err err = { 0 };
+    struct tw_adapter *a = make(targets, &err);
+    struct tw_seq seq = { .token = token, .n = 5, .adapter = a };
+    struct tw_row row = { .at = 3, .temp = 1, .target = 31, .coef = -1 };
+    struct tw_ops watched = *tw_ops(dev);
+
+    plain = tw_ops(dev);
+    watched.lora_group_bwd = watch_group;
+    watched.lora_linear_bwd = watch_linear;
+    watched.linear_dx = watch_dx;
+    ((struct tw_dev_head *)dev)->ops = &watched;
+    wanted = unwanted = 0;
+    CHECK(a && !tw_model_run(m, &seq, 1, &row, 1, TW_BACKWARD | flags, NULL, NULL, &err));
+    ((struct tw_dev_head *)dev)->ops = plain;
+    CHECK_INT(wanted, want);
+    CHECK_INT(unwanted, unwant);
+    tw_adapter_close(a);
+}
+
+/* Below the lowest layer that is adapted nothing is gone back through, nor to what it begins with: of two
+ * layers' seven products those into the first one's attention know their weights' gradients alone. */
+static void lowest(void)
+{
+    goes_back("all-linear", 0, 11, 3);
+    goes_back("all-linear", TW_RECOMPUTE, 11, 3);
+    goes_back("all-linear", TW_SELECTIVE, 11, 3);
+    goes_back("/.*\\.1\\..*(q|k)_proj/", 0, 4, 3);
+    goes_back("/.*\\.1\\..*down_proj/", 0, 4, 3);
+}
+
 int main(void)
 {
     struct tw_model_opts o = { .dtype = TW_F32 };
@@ -298,6 +357,7 @@ int main(void)
     RUN(patterns);
     RUN(round_trip);
     RUN(strict);
+    RUN(lowest);
     tw_model_close(m);
     tw_dev_close(dev);
     tw_rmtree(top, &err);

@@ -300,6 +300,8 @@ static void lora_case(int64_t T, int64_t in, int64_t out, const int64_t *rank, i
         G(lora_linear_bwd, &dx.g, add, &s.g, &dy.g, &x.g, &h.g, &w.mg, &cg);
         same(&dx, "lora_linear dx");
     }
+    C(lora_bwd, NULL, &s.c, &dy.c, &x.c, &h.c, &cc);
+    G(lora_linear_bwd, NULL, false, &s.g, &dy.g, &x.g, &h.g, &w.mg, &cg);
     for (int i = 0; i < nrun; i++) {
         same(&da[i], "lora da"), same(&db[i], "lora db");
         done(&a[i]), done(&b[i]), done(&da[i]), done(&db[i]);
@@ -358,6 +360,9 @@ static void group_case(int64_t T, int n, const int64_t *out, int64_t r, int nrun
         G(lora_group_bwd, &dx.g, add, one, n, &x.g);
         same(&dx, "lora_group dx");
     }
+    for (int m = n - 1; m >= 0; m--)
+        C(lora_bwd, NULL, &s[m].c, &dy[m].c, &x.c, &h[m].c, &cc[m]);
+    G(lora_group_bwd, NULL, false, one, n, &x.g);
     for (int m = 0; m < n; m++) {
         for (int i = 0; i < nrun; i++) {
             same(&da[m][i], "lora_group da"), same(&db[m][i], "lora_group db");

@@ -172,6 +172,10 @@ static void run_case(const struct wide_case *q)
         G(lora_wide_da, one, q->n, &x.g);
         same(&dx, "lora_wide dx");
     }
+    for (int m = q->n - 1; m >= 0; m--)
+        C(lora_bwd, NULL, &p[m].s.c, &p[m].dy.c, &x.c, &p[m].h.c, &p[m].cc);
+    G(lora_wide_bwd, NULL, false, one, q->n, &x.g);
+    G(lora_wide_da, one, q->n, &x.g);
     if (q->row)
         put_back(p, q, &before);
     for (int m = 0; m < q->n; m++)

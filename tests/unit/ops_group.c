@@ -114,10 +114,13 @@ static void group_on(struct help_dev *h, enum tw_dtype t, float drop, bool both,
         ON(lora_linear, &s.y[i], &s.h[i], &s.x, &s.w[i], NULL, NULL, &s.c[i]);
     for (int i = 2; i >= 0; i--)
         ON(lora_linear_bwd, &s.dx, add || i < 2, &s.s[i], &s.dy[i], &s.x, &s.h[i], &s.w[i], &s.c[i]);
+    same(h, g.dx.data, s.dx.data, T * IN, "group dx");
+    ON(lora_group_bwd, NULL, false, g.one, 3, &g.x);    /* nobody wants x's: no others change */
+    for (int i = 2; i >= 0; i--)
+        ON(lora_linear_bwd, &s.dx, true, &s.s[i], &s.dy[i], &s.x, &s.h[i], &s.w[i], &s.c[i]);
     ON(begin, TW_F32, NULL, 0);
     for (int i = 0; i < 3; i++)
         same(h, g.y[i].data, s.y[i].data, T * cols[i], "group y");
-    same(h, g.dx.data, s.dx.data, T * IN, "group dx");
     same(h, g.da, s.da, 6 * 16 * IN, "group dA");
     same(h, g.db, s.db, 6 * MOST * 16, "group dB");
     set_close(&g, h);
