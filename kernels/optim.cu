@@ -110,14 +110,10 @@ static __device__ __forceinline__ void adamw_one(float &w, float g, float &m, fl
     w -= p.lr * (m / p.bias1) / (sqrtf(v / p.bias2) + p.eps);
 }
 
-static __global__ void __launch_bounds__(256) adamw_kernel(float *w, const float *g, float *m,
-        float *v, int64_t n, const struct tw_adamw p, const float *scale)
+/* Elements I to I + 3 of N; ZERO: the gradients are zero afterwards. */
+template <bool ZERO, class G> static __device__ __forceinline__ void adamw_four(float *w, G *g, float *m,
+        float *v, int64_t i, int64_t n, const struct tw_adamw &p, float s)
 {
-    int64_t i = (blockIdx.x * (int64_t)256 + threadIdx.x) * 4;
-    float s = *scale;
-
-    if (isnan(s) || i >= n)
-        return;
     if (i + 4 <= n && ((uintptr_t)w | (uintptr_t)g | (uintptr_t)m | (uintptr_t)v) % 16 == 0) {
         float4 w4 = *(float4 *)(w + i), g4 = *(const float4 *)(g + i);
         float4 m4 = *(float4 *)(m + i), v4 = *(float4 *)(v + i);
@@ -129,10 +125,25 @@ static __global__ void __launch_bounds__(256) adamw_kernel(float *w, const float
         *(float4 *)(w + i) = w4;
         *(float4 *)(m + i) = m4;
         *(float4 *)(v + i) = v4;
+        if constexpr (ZERO)
+            *(float4 *)(g + i) = make_float4(0, 0, 0, 0);
         return;
     }
-    for (int64_t k = i; k < n && k < i + 4; k++)
+    for (int64_t k = i; k < n && k < i + 4; k++) {
         adamw_one(w[k], g[k] * s, m[k], v[k], p);
+        if constexpr (ZERO)
+            g[k] = 0;
+    }
+}
+
+static __global__ void __launch_bounds__(256) adamw_kernel(float *w, const float *g, float *m,
+        float *v, int64_t n, const struct tw_adamw p, const float *scale)
+{
+    int64_t i = (blockIdx.x * (int64_t)256 + threadIdx.x) * 4;
+    float s = *scale;
+
+    if (!isnan(s))
+        adamw_four<false>(w, g, m, v, i, n, p, s);
 }
 
 static void d_adamw(struct tw_dev *dev, float *w, const float *g, float *m, float *v, int64_t n,
@@ -299,10 +310,7 @@ static __global__ void __launch_bounds__(256) steps_kernel(const struct tw_adamw
     struct tw_adamw_item t = item[blockIdx.y];
     int64_t i = (blockIdx.x * (int64_t)256 + threadIdx.x) * 4;
 
-    for (int64_t k = i; k < t.n && k < i + 4; k++) {
-        adamw_one(t.w[k], t.g[k] * t.scale, t.m[k], t.v[k], t.p);
-        t.g[k] = 0;
-    }
+    adamw_four<true>(t.w, t.g, t.m, t.v, i, t.n, t.p, t.scale);
 }
 
 /* N items on the device, with room for EXTRA bytes behind them; a grid has at most so many rows. */
