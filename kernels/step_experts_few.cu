@@ -145,17 +145,19 @@ static __device__ __forceinline__ void list_few(const moe_arg &a, own &o, int la
         o.nact = __popc(first);
 }
 
-/* The router: X, the normalised tokens, in shared memory, and this block's lists. */
+/* The router: X, the normalised tokens, in shared memory, and this block's lists. The ninth warp has no part in
+ * it but comes to each barrier: those of some warps beside one of all are more than racecheck can follow. */
 static __device__ __forceinline__ void route_few(const stay_arg &p, desk &d, bf16 *x, int warp, int lane)
 {
     const moe_arg &a = p.a;
     const int E = (int)a.r.E, e = blockIdx.x + warp * gridDim.x;
+    const bool mine = warp < WARPS && e < E;
     const float *row = a.router + min(e, E - 1) * a.ldr;
     float w[EARLY][8];
 
 #pragma unroll
     for (int i = 0; i < EARLY; i++)
-        if (e < E && lane * 8 + i * 256 < a.D)
+        if (mine && lane * 8 + i * 256 < a.D)
             ldv<8>(w[i], row + lane * 8 + i * 256);
     step_wait();
     if (warp < a.T)
@@ -163,7 +165,7 @@ static __device__ __forceinline__ void route_few(const stay_arg &p, desk &d, bf1
     __syncthreads();
     if (!threadIdx.x)           /* nobody writes the tokens before all have read them */
         atomicAdd(a.front, 1);
-    if (e < E) {
+    if (mine) {
         float acc[TOKENS] = {};
 
 #pragma unroll
@@ -206,13 +208,7 @@ static __global__ void __launch_bounds__(THREADS, 1) few_k(const __grid_constant
     place at = { 0, 0 };
 
     make_bars(p, d);
-    if (warp < WARPS)
-        route_few(p, d, x, warp, lane);
-    else {                      /* with the others at each of their barriers */
-        step_wait();
-        __syncthreads();
-        __syncthreads();
-    }
+    route_few(p, d, x, warp, lane);
     __syncthreads();
     const lists l = { o.active, o.start, o.pair, o.place, o.weight, x, o.nact };
     if (warp == WARPS) {
