@@ -148,8 +148,8 @@ static __device__ __forceinline__ void store(const moe_mm &g, const part &p, int
                 u[j] = q & 2 ? x : u[j];
                 u[j + 2] = q & 2 ? u[j + 2] : x;
             }
-            if (r < p.m1 && p.n0 + n * 32 + q * 8 < g.n)
-                *(uint4 *)(to + n * 32) = make_uint4(u[0], u[1], u[2], u[3]);
+            if (r < p.m1 && p.n0 + n * 32 + q * 8 < g.n)    /* weights are what the L2 cache is for */
+                __stcs((uint4 *)(to + n * 32), make_uint4(u[0], u[1], u[2], u[3]));
         }
     }
 }
