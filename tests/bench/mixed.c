@@ -1,6 +1,6 @@
 /* mixed.c - LoRA steps of several adapters in one batch: tokens a second with one adapter and with K that
- * share the batch in turn, and how far each one's gradient is from that of its sequences alone,
- * max|a - b| / max|b|. Weights are random.
+ * share the batch in turn, AdamW's step and clipping included, and how far each one's gradient is from that of
+ * its sequences alone, max|a - b| / max|b|. Weights are random.
  * usage: mixed DEVICE CONFIG.json K SEQUENCES TOKENS RUNS */
 #include <math.h>
 #include <stdio.h>
@@ -9,6 +9,7 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "nn/model.h"
+#include "nn/optim.h"
 
 enum { MOST = 8 };
 
@@ -16,6 +17,7 @@ struct mixed {
     struct tw_dev *dev;
     struct tw_model *m;
     struct tw_adapter *a[MOST];
+    struct tw_optim *o[MOST];
     int64_t n, T;
     struct tw_seq *seq;
     struct tw_row *row;
@@ -42,9 +44,22 @@ static void zero(struct mixed *b)
         tw_params_zero(b->dev, tw_adapter_params(b->a[k]));
 }
 
+/* AdamW's step of each of K adapters: as training has it, or serving. */
+static int update(struct mixed *b, int k, struct tw_err *err)
+{
+    struct tw_optim_job j[MOST];
+    struct tw_optim_report r;
+
+    if (k == 1)
+        return tw_optim_step(b->o[0], 1e-5, 1, &r, err);
+    for (int i = 0; i < k; i++)
+        j[i] = (struct tw_optim_job){ .o = b->o[i], .lr = 1e-5, .clip = 1 };
+    return tw_optim_steps(j, k, err);
+}
+
 /* A forward and backward of the sequences whose number leaves WHICH of K (-1: all), each with
- * adapter number i % K. Seconds; < 0: it failed. */
-static double run(struct mixed *b, int k, int which)
+ * adapter number i % K, and their STEP. Seconds; infinity: it failed. */
+static double run(struct mixed *b, int k, int which, bool step)
 {
     struct tw_err err = { 0 };
     struct tw_seq *s = tw_xcalloc((size_t)b->n, sizeof *s);
@@ -63,7 +78,7 @@ static double run(struct mixed *b, int k, int which)
     }
     t0 = now();
     if (tw_model_run(b->m, s, n, b->row, rows, TW_BACKWARD, NULL, NULL, &err) ||
-            tw_ops(b->dev)->sync(b->dev, &err)) {
+            (step && update(b, k, &err)) || tw_ops(b->dev)->sync(b->dev, &err)) {
         fprintf(stderr, "mixed: %s\n", err.msg);
         t0 = INFINITY;
     }
@@ -76,7 +91,7 @@ static double rate(struct mixed *b, int k, int runs)
     double t[32];
 
     for (int i = -2; i < runs; i++) {
-        double s = run(b, k, -1);
+        double s = run(b, k, -1, true);
 
         if (i >= 0)
             t[i] = s;
@@ -113,10 +128,10 @@ static double apart(struct mixed *b, int k)
         int64_t n;
 
         zero(b);
-        run(b, k, -1);
+        run(b, k, -1, false);
         x = gradients(b, j, &n);
         zero(b);
-        run(b, k, j);
+        run(b, k, j, false);
         y = gradients(b, j, &n);
         for (int64_t i = 0; i < n; i++) {
             off = fmax(off, fabs((double)x[i] - (double)y[i]));
@@ -174,6 +189,7 @@ int main(int argc, char **argv)
     }
     struct tw_model_opts mo = { .dtype = TW_BF16, .init_random = true,
         .config_json = argv[2], .seed = 1 };
+    struct tw_optim_opts oo = { 0 };
     int k = (int)strtol(argv[3], NULL, 10), runs = (int)strtol(argv[6], NULL, 10);
     k = k < 1 ? 1 : k > MOST ? MOST : k;
     runs = runs < 1 ? 1 : runs > 32 ? 32 : runs;
@@ -182,8 +198,11 @@ int main(int argc, char **argv)
     mo.lora_room = 16 * k;      /* as tw-train has it */
     b.dev = tw_dev_open(argv[1], 0, &err);
     b.m = b.dev ? tw_model_open(NULL, b.dev, &mo, &err) : NULL;
-    for (int i = 0; b.m && i < k; i++)
+    tw_optim_parse(&oo, "--optimizer", "adamw", &err);
+    for (int i = 0; b.m && i < k; i++) {
         b.a[i] = adapter(&b, i, &err);
+        b.o[i] = b.a[i] ? tw_optim_open(b.dev, tw_adapter_params(b.a[i]), true, &oo, &err) : NULL;
+    }
     if (!b.m || err.code) {
         fprintf(stderr, "mixed: %s\n", err.msg);
         return 1;
@@ -195,8 +214,10 @@ int main(int argc, char **argv)
            many / one, rate(&b, 1, runs));
     off = apart(&b, k);
     printf("gradients beside each adapter's alone: %.1e\n", off);
-    for (int i = 0; i < k; i++)
+    for (int i = 0; i < k; i++) {
+        tw_optim_close(b.o[i]);
         tw_adapter_close(b.a[i]);
+    }
     tw_model_close(b.m);
     tw_dev_close(b.dev);
     free((void *)b.seq[0].token);
