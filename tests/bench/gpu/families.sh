@@ -1,8 +1,8 @@
 #!/bin/bash
-# families.sh - LoRA steps (4 x 2048 tokens, r 16, all linear, with AdamW) and decoding of families beyond Llama's on this machine's
-# GPU, ours and the peers', in one run, random weights: Qwen3.5-4B, and four layers of the widths of Qwen3-30B-A3B and
-# DeepSeek-V2-Lite. SHAPES picks some, PEERS (hf liger) trainers, RUNS (5) the steps of a median. Needs Python with torch,
-# transformers, PEFT; flash-linear-attention and liger_kernel where there are.
+# families.sh - LoRA steps (4 x 2048 tokens, r 16, all linear, with AdamW) and decoding of families beyond Llama's on
+# this machine's GPU, ours and the peers', in one run, random weights: Qwen3.5-4B, and four layers of the widths of
+# Qwen3-30B-A3B and DeepSeek-V2-Lite. SHAPES picks some, PEERS (hf liger) trainers, RUNS (5) the steps of a median.
+# Needs Python with torch, transformers, PEFT; flash-linear-attention and liger_kernel where there are.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 build=${TW_BUILD:-$here/../../../build}
