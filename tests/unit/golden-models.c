@@ -2,11 +2,13 @@
  * DIR is a model folder with expected.json and expected.safetensors: logits, log-probabilities, loss
  * and gradients of its rows, the same with the LoRA in adapter/, losses and gradient norms of AdamW,
  * greedy tokens. Prints the worst relative error of each, max|a - b| / max|b|, in bf16, where single
- * numbers are noise, |a - b| / |b| as vectors; exits 1 when one is over the tolerance. Also that rows
- * packed together and alone give the same bits. */
+ * numbers are noise, |a - b| / |b| as vectors, of the experts that f32 chooses (in all but logits, greedy
+ * tokens and AdamW's steps); exits 1 when one is over the tolerance. Also that rows packed together and
+ * alone give the same bits. */
 #include "base/io.h"
 #include "base/json.h"
 #include "nn/model_priv.h"
+#include "help_golden.h"
 #include "help_grads.h"
 #include "nn/optim.h"
 #include <math.h>
@@ -21,6 +23,8 @@ struct golden {
     struct tw_arena arena;
     int64_t B, N;               /* rows, tokens of each */
     const int32_t *ids, *labels;
+    int32_t *experts;           /* [B, N, width] to be used; NULL: the model chooses */
+    int64_t width;
     int bad, checks;
 };
 
@@ -41,20 +45,10 @@ static void exact(struct golden *g, const char *what, bool ok)
     printf("  %-22s %s\n", what, ok ? "same bits" : "DIFFERS");
 }
 
-static bool as_vectors;                 /* rel() */
+static bool as_vectors;
 static double rel(const float *a, const float *b, int64_t n)
 {
-    double d = 0, m = 0, dd = 0, mm = 0;
-
-    for (int64_t i = 0; i < n; i++) {
-        double e = fabs((double)a[i] - (double)b[i]);
-
-        d = e <= d ? d : isnan(e) ? INFINITY : e;
-        m = fmax(m, fabs((double)b[i]));
-        dd += e * e;
-        mm += (double)b[i] * b[i];
-    }
-    return m == 0 ? d : as_vectors && isfinite(d) ? sqrt(dd / mm) : d / m;
+    return help_rel(a, b, n, as_vectors);
 }
 
 /* Rows alone beside rows packed: the same bits; on a GPU, whose library may take another kernel for another
@@ -65,11 +59,6 @@ static void alone(struct golden *g, const char *what, const float *a, const floa
         exact(g, what, !memcmp(a, b, (size_t)n * sizeof *a));
     else
         verdict(g, what, rel(a, b, n), NULL);
-}
-
-static double rel1(double a, double b)
-{
-    return isfinite(a) ? fabs(a - b) / fabs(b) : INFINITY;
 }
 
 static const float *tensor(struct golden *g, const char *name, int64_t *n)
@@ -96,6 +85,12 @@ static struct tw_model *open_model(struct golden *g, bool train)
     if (!m)
         die(&err);
     return m;
+}
+
+/* The experts of row S, from its first token on. */
+static const int32_t *experts_of(const struct golden *g, int64_t s)
+{
+    return g->experts ? g->experts + s * g->N * g->width : NULL;
 }
 
 /* One row for every next token; coef makes the loss the mean over labels that are not -100. */
@@ -132,6 +127,8 @@ static double run(struct golden *g, struct tw_model *m, struct tw_adapter *a, un
     double loss = 0;
 
     all_seqs(g, seq, a);
+    for (int64_t s = 0; s < g->B; s++)
+        seq[s].experts = experts_of(g, s);
     if (tw_model_run(m, seq, g->B, row, n, flags, NULL, NULL, &err)) {
         die(&err);
         loss = NAN;
@@ -154,7 +151,7 @@ static void check_alone(struct golden *g, struct tw_model *m, const float *packe
     float *got = tw_xcalloc((size_t)(g->B * len + 70), sizeof *got);
 
     for (int64_t s = 0; s < g->B; s++) {
-        struct tw_seq seq = { .token = g->ids + s * g->N, .n = g->N };
+        struct tw_seq seq = { .token = g->ids + s * g->N, .n = g->N, .experts = experts_of(g, s) };
 
         for (int64_t i = 0; i < len; i++)
             row[i].s = 0;
@@ -167,7 +164,7 @@ static void check_alone(struct golden *g, struct tw_model *m, const float *packe
     }
     alone(g, "rows alone", got, packed, g->B * len);
     if (g->B > 1 && want) {
-        struct tw_seq seq = { .token = g->ids + g->N, .n = cut };
+        struct tw_seq seq = { .token = g->ids + g->N, .n = cut, .experts = experts_of(g, 1) };
 
         for (int64_t i = 0; i < cut - 1; i++)
             row[i] = (struct tw_row){ .at = i, .temp = 1, .target = g->ids[g->N + i + 1] };
@@ -180,6 +177,21 @@ static void check_alone(struct golden *g, struct tw_model *m, const float *packe
     }
     free(got);
     free(row);
+}
+
+/* What rounding makes of a choice is another model: in bf16 the experts that f32 chooses, ADAPTER (a folder)
+ * included, are used. False: there is an error. */
+static bool choose_experts(struct golden *g, const char *adapter)
+{
+    struct tw_err err = { 0 };
+
+    free(g->experts);
+    g->experts = NULL;
+    if (as_vectors && help_experts(g->dev, g->dir, adapter, g->ids, g->B, g->N, &g->experts, &g->width, &err)) {
+        g->bad += die(&err) != 0;
+        return false;
+    }
+    return true;
 }
 
 /* Logits of all rows come from one packed prefill of decode states. */
@@ -260,24 +272,6 @@ static void check_greedy(struct golden *g, struct tw_model *m)
     free(want);
 }
 
-/* Row-major gradient of P on the host. */
-static float *fetch_grad(struct golden *g, const struct tw_param *p)
-{
-    float *v = tw_xcalloc((size_t)tw_mat_size(&p->w), sizeof *v);
-    struct tw_mat gm = p->w;
-
-    gm.data = p->g;
-    gm.dtype = TW_F32;
-    gm.low = NULL;
-    for (int64_t i = 0; p->matrix && i < tw_mat_count(&gm); i++) {
-        tw_ops(g->dev)->mat_get(g->dev, v + i * gm.rows * gm.cols, &gm, 0, gm.rows);
-        gm.data = (float *)gm.data + p->n / tw_mat_count(&gm);
-    }
-    if (!p->matrix)
-        tw_ops(g->dev)->get(g->dev, v, p->g, (size_t)p->n * sizeof *v);
-    return v;
-}
-
 /* An adapter's gradients by the names and in the order of its files. */
 static void check_lora_grads(struct golden *g, const struct tw_adapter *a)
 {
@@ -317,7 +311,7 @@ static void check_grads(struct golden *g, const struct tw_params *ps)
         char *name = tw_xasprintf("grad.%s", ps->p[i].name);
         int64_t n = tw_mat_size(&ps->p[i].w), want_n;
         const float *want = tensor(g, name, &want_n);
-        float *got = fetch_grad(g, &ps->p[i]);
+        float *got = help_grad(g->dev, &ps->p[i]);
         double e = want && want_n == n ? rel(got, want, n) : INFINITY;
 
         if (!(e <= worst)) {
@@ -330,7 +324,7 @@ static void check_grads(struct golden *g, const struct tw_params *ps)
         free(name);
     }
     verdict(g, "gradients", worst, where);
-    verdict(g, "gradient norm", rel1(sqrt(sum), tw_json_get(g->json, "grad_norm")->d), NULL);
+    verdict(g, "gradient norm", help_rel1(sqrt(sum), tw_json_get(g->json, "grad_norm")->d), NULL);
 }
 
 static void check_adamw(struct golden *g, struct tw_model *m, struct tw_adapter *a, const char *key)
@@ -341,6 +335,7 @@ static void check_adamw(struct golden *g, struct tw_model *m, struct tw_adapter 
     struct tw_optim_report rep;
     struct tw_optim *opt;
     struct tw_err err = { 0 };
+    int32_t *experts = g->experts;
     double worst = 0, worst_norm = 0;
 
     if (!j)
@@ -354,16 +349,18 @@ static void check_adamw(struct golden *g, struct tw_model *m, struct tw_adapter 
     o.decay = tw_json_get(j, "weight_decay")->d;
     opt = tw_optim_open(g->dev, ps, a != NULL, &o, &err);
     help_zero_grads(g->dev, ps);
+    g->experts = NULL;          /* they are others after a step */
     for (int64_t i = 0; i < loss->n; i++) {
-        worst = fmax(worst, rel1(run(g, m, a, TW_BACKWARD, NULL), loss->item[i].d));
+        worst = fmax(worst, help_rel1(run(g, m, a, TW_BACKWARD, NULL), loss->item[i].d));
         if (tw_optim_step(opt, tw_json_get(j, "lr")->d, clip ? clip->d : 0, &rep, &err)) {
             die(&err);
             worst = INFINITY;
             break;
         }
         if (norm && i < norm->n)
-            worst_norm = fmax(worst_norm, rel1(rep.norm, norm->item[i].d));
+            worst_norm = fmax(worst_norm, help_rel1(rep.norm, norm->item[i].d));
     }
+    g->experts = experts;
     tw_optim_close(opt);
     verdict(g, a ? "LoRA AdamW losses" : "AdamW losses", worst, NULL);
     if (norm)
@@ -385,7 +382,7 @@ static void check_infer(struct golden *g)
     check_logits(g, m);
     loss = run(g, m, NULL, 0, logp);
     verdict(g, "logprobs", rel(logp, tensor(g, "logprobs", NULL), n), NULL);
-    verdict(g, "loss", rel1(loss, tw_json_get(g->json, "loss")->d), NULL);
+    verdict(g, "loss", help_rel1(loss, tw_json_get(g->json, "loss")->d), NULL);
     check_alone(g, m, logp);
     check_greedy(g, m);
     tw_model_close(m);
@@ -418,10 +415,10 @@ static void check_lora(struct golden *g)
 
     if (m && !a)
         g->bad += die(&err) != 0;
-    if (a) {
+    if (a && choose_experts(g, dir)) {
         loss = run(g, m, a, TW_BACKWARD, logp);
         verdict(g, "LoRA logprobs", rel(logp, tensor(g, "lora.logprobs", NULL), n), NULL);
-        verdict(g, "LoRA loss", rel1(loss, tw_json_get(g->json, "lora_loss")->d), NULL);
+        verdict(g, "LoRA loss", help_rel1(loss, tw_json_get(g->json, "lora_loss")->d), NULL);
         check_lora_grads(g, a);
         check_adamw(g, m, a, "lora_adamw");
     }
@@ -448,10 +445,13 @@ static int check_dir(struct golden *g)
         g->N = t->dim[1];
         g->ids = t->data;
         g->labels = (const void *)tensor(g, "labels", NULL);
-        check_infer(g);
-        check_full(g);
+        if (choose_experts(g, NULL)) {
+            check_infer(g);
+            check_full(g);
+        }
         check_lora(g);
     }
+    free(g->experts);
     tw_weights_close(&g->file);
     tw_arena_free(&g->arena);
     free(path);
