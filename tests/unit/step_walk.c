@@ -110,7 +110,7 @@ static void attn(struct tw_dev *d, struct tw_tensor *o, const struct tw_tensor *
 {
     int64_t wide = (1 + a->gated) * a->nh * a->hd, n = a->nkv * a->hd;
     struct tw_attn_seq seq[MOST];
-    struct tw_attn x = { a->nh, a->nkv, a->hd, a->scale, a->window, seq, in->n, false };
+    struct tw_attn x = { a->nh, a->nkv, a->hd, a->scale, a->window, seq, in->n, false, NULL };
     const struct tw_cols even = { a->nh, a->hd, 2 * a->hd, 0 }, odd = { a->nh, a->hd, 2 * a->hd, a->hd };
     struct tw_tensor q = cut(qkv, 0, wide), k = cut(qkv, wide, n), v = cut(qkv, wide + n, n), g;
 
