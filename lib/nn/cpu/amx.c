@@ -130,12 +130,6 @@ void tw_amx_config_few(int rows)
     config((uint64_t)rows * 0x01010101010101 | (uint64_t)16 << 56);
 }
 
-#define MUL(c, a, b)                                                                               \
-    do {                                                                                           \
-        _tile_dpbf16ps(c, a, b);                                                                   \
-        TW_TILE_ROOM;                                                                              \
-    } while (0)
-
 /* Asks for B's next step, which behind a sum's last one is that of the next panels. Without a loop: as one it
  * takes as long as it brings. */
 AMX static inline __attribute__((always_inline)) void ask(const uint32_t *b, int64_t bp, bool last, int P)
@@ -173,19 +167,19 @@ AMX static inline __attribute__((always_inline)) void ask(const uint32_t *b, int
         for (int64_t i = 0; i < s; i += 16, a += R * 16, b += 256) {                               \
             if (!(two_rows))                                                                       \
                 ask(b, bp, i + 16 >= s, 1 + (two_panels));                                         \
-            _tile_loadd(4, a, 64);                                                                 \
-            _tile_loadd(6, b, 64);                                                                 \
-            MUL(0, 4, 6);                                                                          \
+            TW_TILE_LOAD(4, a, 64);                                                                \
+            TW_TILE_LOAD(6, b, 64);                                                                \
+            TW_TILE_MUL(0, 4, 6);                                                                  \
             if (two_rows) {                                                                        \
-                _tile_loadd(5, a + 256, 64);                                                       \
-                MUL(2, 5, 6);                                                                      \
+                TW_TILE_LOAD(5, a + 256, 64);                                                      \
+                TW_TILE_MUL(2, 5, 6);                                                              \
             }                                                                                      \
             if (two_panels) {                                                                      \
-                _tile_loadd(7, b + bp, 64);                                                        \
-                MUL(1, 4, 7);                                                                      \
+                TW_TILE_LOAD(7, b + bp, 64);                                                       \
+                TW_TILE_MUL(1, 4, 7);                                                              \
             }                                                                                      \
             if (two_rows && two_panels)                                                            \
-                MUL(3, 5, 7);                                                                      \
+                TW_TILE_MUL(3, 5, 7);                                                              \
         }                                                                                          \
         _tile_stored(0, c, cs);                                                                    \
         if (two_panels)                                                                            \

@@ -190,13 +190,6 @@ static void weights(struct tw_att16 *w, struct base *b, int64_t i)
             four(s + r / 16 * 512 + r % 16 * 16, y + r * 16, b, r, see + r, false);
 }
 
-/* Room as in products, for the sake of tiles beside tiles of a neighbour. */
-#define MUL(c, a, b)                                                                               \
-    do {                                                                                           \
-        _tile_dpbf16ps(c, a, b);                                                                   \
-        TW_TILE_ROOM;                                                                              \
-    } while (0)
-
 /* What tile T holds goes to S. Then it is zero. */
 #define PUT(t, s)                                                                                  \
     do {                                                                                           \
@@ -217,25 +210,25 @@ VFN void scores(struct tw_att16 *w, struct base *b, each_fn *each, const bool tw
 
 #pragma GCC unroll 4
         for (int64_t j = 0; j < steps; j++, k += 256, q += 512) {
-            _tile_loadd(4, q, 64);
-            _tile_stream_loadd(6, k, 64);
+            TW_TILE_LOAD(4, q, 64);
+            TW_TILE_PASS(6, k, 64);
             if (two)
-                _tile_loadd(5, q + 256, 64);
-            _tile_stream_loadd(7, k + steps * 256, 64);
+                TW_TILE_LOAD(5, q + 256, 64);
+            TW_TILE_PASS(7, k + steps * 256, 64);
             if (!j)
                 PUT(0, last);
-            MUL(0, 4, 6);
+            TW_TILE_MUL(0, 4, 6);
             if (two && !j)
                 PUT(2, last + 512);
             if (two)
-                MUL(2, 5, 6);
+                TW_TILE_MUL(2, 5, 6);
             if (!j)
                 PUT(1, last + 256);
-            MUL(1, 4, 7);
+            TW_TILE_MUL(1, 4, 7);
             if (two && !j)
                 PUT(3, last + 768);
             if (two)
-                MUL(3, 5, 7);
+                TW_TILE_MUL(3, 5, 7);
         }
         last = scores_at(w, i);
         if (i)
@@ -256,23 +249,23 @@ VFN void scores_two(struct tw_att16 *w, struct base *b, each_fn *each)
 {
     float *last = scores_at(w, 0);
 
-    _tile_loadd(0, w->q, 64);
-    _tile_loadd(1, w->q + 512, 64);
-    _tile_loadd(2, w->q + 256, 64);
-    _tile_loadd(3, w->q + 768, 64);
+    TW_TILE_LOAD(0, w->q, 64);
+    TW_TILE_LOAD(1, w->q + 512, 64);
+    TW_TILE_LOAD(2, w->q + 256, 64);
+    TW_TILE_LOAD(3, w->q + 768, 64);
     for (int64_t i = 0; i < w->n; i++) {
         const uint32_t *k = w->k[i];
 
 #pragma GCC unroll 2
         for (int p = 0; p < 2; p++, k += 512) {
-            _tile_stream_loadd(6, k, 64);
-            _tile_stream_loadd(7, k + 256, 64);
+            TW_TILE_PASS(6, k, 64);
+            TW_TILE_PASS(7, k + 256, 64);
             PUT(4, last);
-            MUL(4, 0, 6);
+            TW_TILE_MUL(4, 0, 6);
             PUT(5, last + 512);
-            MUL(5, 2, 6);
-            MUL(4, 1, 7);
-            MUL(5, 3, 7);
+            TW_TILE_MUL(5, 2, 6);
+            TW_TILE_MUL(4, 1, 7);
+            TW_TILE_MUL(5, 3, 7);
             last = scores_at(w, i) + p * 256;
         }
         if (i)
@@ -333,19 +326,19 @@ VFN void outputs(const struct tw_att16 *w, int64_t p, float *sum, const bool two
     for (int64_t i = 0; i < w->n; i++) {
         const uint32_t *v = w->v[i] + p * w->vp, *x = w->p + i * 512;
 
-        _tile_loadd(4, x, 64);
-        _tile_stream_loadd(6, sums ? ones : v, 64);
+        TW_TILE_LOAD(4, x, 64);
+        TW_TILE_PASS(6, sums ? ones : v, 64);
         if (two)
-            _tile_loadd(5, x + 256, 64);
+            TW_TILE_LOAD(5, x + 256, 64);
         if (panels)
-            _tile_stream_loadd(7, sums1 ? ones : v + w->vp, 64);
-        MUL(0, 4, 6);
+            TW_TILE_PASS(7, sums1 ? ones : v + w->vp, 64);
+        TW_TILE_MUL(0, 4, 6);
         if (two)
-            MUL(2, 5, 6);
+            TW_TILE_MUL(2, 5, 6);
         if (panels)
-            MUL(1, 4, 7);
+            TW_TILE_MUL(1, 4, 7);
         if (two && panels)
-            MUL(3, 5, 7);
+            TW_TILE_MUL(3, 5, 7);
     }
     _tile_stored(0, o, ld * 4);
     if (two)

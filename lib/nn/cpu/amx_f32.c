@@ -96,43 +96,34 @@ AMX void tw_amx_pairs32(uint32_t *dst, const float *src, int64_t ld, int R, int6
     restore(was);
 }
 
-#define LOAD(tile, at)                                                                             \
-    do {                                                                                           \
-        _tile_loadd(tile, at, 64);                                                                 \
-        TW_TILE_ROOM;                                                                              \
-    } while (0)
-#define PRODUCT(c, x, y)                                                                           \
-    do {                                                                                           \
-        _tile_dpbf16ps(c, x, y);                                                                   \
-        TW_TILE_ROOM;                                                                              \
-    } while (0)
+#define LOAD(tile, at) TW_TILE_LOAD(tile, at, 64)
 
 /* The products of two tiles of A (or one) and two of B (or one), which lie in turn in registers. A load
  * comes as soon as the product before the last one of its register is under way. */
 #define MID_A(at)                                                                                  \
     do {                                                                                           \
         LOAD(4, a + (at));                                                                         \
-        PRODUCT(0, 4, 6);                                                                          \
+        TW_TILE_MUL(0, 4, 6);                                                                      \
         if (two_panels)                                                                            \
-            PRODUCT(1, 4, 7);                                                                      \
+            TW_TILE_MUL(1, 4, 7);                                                                  \
         if (two_rows) {                                                                            \
             LOAD(5, a + (at) + PART_WORDS);                                                        \
-            PRODUCT(2, 5, 6);                                                                      \
+            TW_TILE_MUL(2, 5, 6);                                                                  \
             if (two_panels)                                                                        \
-                PRODUCT(3, 5, 7);                                                                  \
+                TW_TILE_MUL(3, 5, 7);                                                              \
         }                                                                                          \
     } while (0)
 #define MID_B(at)                                                                                  \
     do {                                                                                           \
         LOAD(6, b + (at));                                                                         \
-        PRODUCT(0, 4, 6);                                                                          \
+        TW_TILE_MUL(0, 4, 6);                                                                      \
         if (two_rows)                                                                              \
-            PRODUCT(2, 5, 6);                                                                      \
+            TW_TILE_MUL(2, 5, 6);                                                                  \
         if (two_panels) {                                                                          \
             LOAD(7, b + bp + (at));                                                                \
-            PRODUCT(1, 4, 7);                                                                      \
+            TW_TILE_MUL(1, 4, 7);                                                                  \
             if (two_rows)                                                                          \
-                PRODUCT(3, 5, 7);                                                                  \
+                TW_TILE_MUL(3, 5, 7);                                                              \
         }                                                                                          \
     } while (0)
 

@@ -194,14 +194,7 @@ static void done_with(struct meanwhile *m, const struct tw_whole *w, const float
         _tile_stored(t, out + (at), ld * 4);                                                       \
         _tile_zero(t);                                                                             \
     } while (0)
-/* All loads come before the products: where a core's second thread uses tiles too, those wait less then. Room
- * behind a product is what a gated unit has already. */
-#define MUL(c, a, b)                                                                               \
-    do {                                                                                           \
-        _tile_dpbf16ps(c, a, b);                                                                   \
-        if (made != TW_MADE_UNIT)                                                                  \
-            TW_TILE_ROOM;                                                                          \
-    } while (0)
+/* All loads come before the products: where a core's second thread uses tiles too, those wait less then. */
 #define STEP(load_a, load_b, two_panels, turn)                                                     \
     do {                                                                                           \
         load_b(6, b, 64);                                                                          \
@@ -211,17 +204,17 @@ static void done_with(struct meanwhile *m, const struct tw_whole *w, const float
         load_a(5, a + 256, 64);                                                                    \
         if (turn)                                                                                  \
             TURN(0, 0);                                                                            \
-        MUL(0, 4, 6);                                                                              \
+        TW_TILE_MUL(0, 4, 6);                                                                      \
         if (turn)                                                                                  \
             TURN(2, 16 * ld);                                                                      \
-        MUL(2, 5, 6);                                                                              \
+        TW_TILE_MUL(2, 5, 6);                                                                      \
         if (two_panels) {                                                                          \
             if (turn)                                                                              \
                 TURN(1, 16);                                                                       \
-            MUL(1, 4, 7);                                                                          \
+            TW_TILE_MUL(1, 4, 7);                                                                  \
             if (turn)                                                                              \
                 TURN(3, 16 * ld + 16);                                                             \
-            MUL(3, 5, 7);                                                                          \
+            TW_TILE_MUL(3, 5, 7);                                                                  \
         }                                                                                          \
         a += 512;                                                                                  \
         b += 256;                                                                                  \
@@ -253,13 +246,13 @@ VFN void sum_block(const struct tw_whole *w, struct meanwhile *m, float *out, in
         int64_t bp = w->part[q].bp, s = w->part[q].s;
 
         if (pass == PASS_BOTH)
-            PART(_tile_stream_loadd, _tile_stream_loadd, 1);
+            PART(TW_TILE_PASS, TW_TILE_PASS, 1);
         else if (pass == PASS_B)
-            PART(_tile_loadd, _tile_stream_loadd, 1);
+            PART(TW_TILE_LOAD, TW_TILE_PASS, 1);
         else if (P > 1)
-            PART(_tile_loadd, _tile_loadd, 1);
+            PART(TW_TILE_LOAD, TW_TILE_LOAD, 1);
         else
-            PART(_tile_loadd, _tile_loadd, 0);
+            PART(TW_TILE_LOAD, TW_TILE_LOAD, 0);
     }
 }
 
