@@ -279,7 +279,7 @@ struct tw_ops {
     const struct tw_moe_ops *moe;   /* experts; NULL: the device has none */
 
     /* y = act(gate) * up, and its backward. dgate may alias gate, dup up. glu_bwd's y: made once
-     * more, NULL: not wanted. */
+     * more, NULL: not wanted. With products in BF16 y need be no nearer than its rounding makes it. */
     void (*glu)(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor *gate,
             const struct tw_tensor *up, enum tw_act act);
     void (*glu_bwd)(struct tw_dev *d, struct tw_tensor *dgate, struct tw_tensor *dup,

@@ -98,8 +98,13 @@ VFN void row_out(struct meanwhile *m, const enum tw_made made, const enum tw_act
     if (made == TW_MADE_UNIT) {
         vf x, dx;
 
-        v_act(a, act, &x, &dx);
-        _mm256_storeu_si256((__m256i *)m->y, (__m256i)_mm512_cvtneps_pbh(v_mul(x, b)));
+        if (act == TW_SILU) {
+            x = v_silu_low(a, b);
+        } else {
+            v_act(a, act, &x, &dx);
+            x = v_mul(x, b);
+        }
+        _mm256_storeu_si256((__m256i *)m->y, (__m256i)_mm512_cvtneps_pbh(x));
         m->y += m->ldy;
         return;
     }

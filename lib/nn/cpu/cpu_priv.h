@@ -132,6 +132,8 @@ struct tw_kern {
             const float *rstd, int64_t T, int64_t G, int64_t n);
     void (*rope)(float *x, const float *cos, const float *sin, int64_t half, float sign);
     void (*glu)(float *y, const float *gate, const float *up, int64_t n, enum tw_act act);
+    /* SiLU as near as BF16 wants it; NULL: it would be no quicker. */
+    void (*glu_low)(float *y, const float *gate, const float *up, int64_t n);
     void (*glu_bwd)(float *dgate, float *dup, float *y, const float *dy, const float *gate,
             const float *up, int64_t n, enum tw_act act);   /* y: glu's value; NULL: not wanted */
     void (*add)(float *y, const float *x, int64_t n);
@@ -389,6 +391,9 @@ size_t tw_cpu_kv_bytes(const struct tw_dev *d, int64_t nkv, int64_t hd, enum tw_
 void tw_cpu_kv_put(struct tw_dev *d, const struct tw_tensor *k, const struct tw_tensor *v,
         const struct tw_attn *a);
 extern const struct tw_mla_ops tw_cpu_mla;
+/* What becomes of N numbers of a gated unit in products that are BF16, or not. */
+void tw_cpu_unit(const struct tw_kern *k, bool low, float *y, const float *gate, const float *up, int64_t n,
+        enum tw_act act);
 void tw_cpu_glu(struct tw_dev *d, struct tw_tensor *y, const struct tw_tensor *gate,
         const struct tw_tensor *up, enum tw_act act);
 bool tw_cpu_packs(const struct tw_dev *d, int64_t rows, int64_t cols);

@@ -176,6 +176,15 @@ static void glu_close(struct tw_cpu *d, const struct tw_tensor *x, int64_t t, in
         d->k->low((uint16_t *)x->data + t * x->ld + c, from, n);
 }
 
+void tw_cpu_unit(const struct tw_kern *k, bool low, float *y, const float *gate, const float *up, int64_t n,
+        enum tw_act act)
+{
+    if (low && act == TW_SILU && k->glu_low)
+        k->glu_low(y, gate, up, n);
+    else
+        k->glu(y, gate, up, n, act);
+}
+
 static void glu_row(void *arg, int64_t t, int thread)
 {
     struct glu_job *j = arg;
@@ -184,7 +193,7 @@ static void glu_row(void *arg, int64_t t, int thread)
         int64_t n = tw_min(PIECE, j->gate->cols - c);
         float *at = own(j->d, thread), *y = glu_open(j->y, t, c, n, &at);
 
-        j->d->k->glu(y, tw_row(j->gate, t) + c, tw_row(j->up, t) + c, n, j->act);
+        tw_cpu_unit(j->d->k, j->d->low, y, tw_row(j->gate, t) + c, tw_row(j->up, t) + c, n, j->act);
         glu_close(j->d, j->y, t, c, n, y);
     }
 }
@@ -207,7 +216,9 @@ static void glu_bwd_row(void *arg, int64_t t, int thread)
         float *at = own(j->d, thread), *y = glu_open(j->y, t, c, n, &at);
         float *dgate = glu_open(j->dgate, t, c, n, &at), *dup = glu_open(j->dup, t, c, n, &at);
 
-        j->d->k->glu_bwd(dgate, dup, y, tw_row(j->dy, t) + c, tw_row(j->gate, t) + c,
+        if (y && j->d->low)     /* the bits of glu() */
+            tw_cpu_unit(j->d->k, true, y, tw_row(j->gate, t) + c, tw_row(j->up, t) + c, n, j->act);
+        j->d->k->glu_bwd(dgate, dup, j->d->low ? NULL : y, tw_row(j->dy, t) + c, tw_row(j->gate, t) + c,
                 tw_row(j->up, t) + c, n, j->act);
         glu_close(j->d, j->y, t, c, n, y);
         glu_close(j->d, j->dgate, t, c, n, dgate);

@@ -75,7 +75,7 @@ static void make_row(const struct tw_prod *j, const struct tw_whole *w, float *s
     float unit[16];
 
     if (w->made == TW_MADE_UNIT) {
-        k->glu(unit, sum, sum + 16, 16, w->act);
+        tw_cpu_unit(k, true, unit, sum, sum + 16, 16, w->act);
         k->low(y, unit, 16);
     } else if (w->made == TW_MADE_HEADS) {
         int64_t c = w->pos[r] * w->half + w->at * 16;

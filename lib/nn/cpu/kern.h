@@ -152,6 +152,17 @@ static void glu(float *y, const float *gate, const float *up, int64_t n, enum tw
     }
 }
 
+#if defined(TW_VEC_AVX512)
+static void glu_low(float *y, const float *gate, const float *up, int64_t n)
+{
+    EACH(n)
+        st(y + i, v_silu_low(ld(gate + i, k), ld(up + i, k)), k);
+}
+#define GLU_LOW glu_low
+#else
+#define GLU_LOW NULL
+#endif
+
 static void glu_bwd(float *dgate, float *dup, float *y, const float *dy, const float *gate,
         const float *up, int64_t n, enum tw_act act)
 {
@@ -225,7 +236,7 @@ const struct tw_kern TW_KERN = {
     .panel = panel, .panel16 = panel16, .turn16 = turn16,
     .outer = OUTER, .epi = epi, .epis = epis,
     .dot = dot, .rms = rms, .rms_dx = rms_dx, .rms_dw = rms_dw, .rope = rope, .glu = glu,
-    .glu_bwd = glu_bwd, .add = add, .axpy = axpy, .adamw = adamw, .sgd = sgd,
+    .glu_low = GLU_LOW, .glu_bwd = glu_bwd, .add = add, .axpy = axpy, .adamw = adamw, .sgd = sgd,
     .adamw_small = adamw_small,
     .stats = stats, .dsoftmax = dsoftmax, .soft = soft, .dsoft = dsoft,
     .conv = conv, .conv_back = conv_back, .decay = decay, .scan = scan, .scan_p = SCAN_P,

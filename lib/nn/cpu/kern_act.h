@@ -21,6 +21,21 @@ VFN vf v_silu_den(vf x)
     return v_add(v_set(1), v_scale(p, n));
 }
 
+#if defined(TW_VEC_AVX512)
+/* SiLU of X, times UP, to within 1.5e-4 of it, for what is rounded to bf16, which takes 13 to 26 times that:
+ * e^-x by a polynomial of degree 3, one over 1 + e^-x as the processor estimates it. */
+VFN vf v_silu_low(vf x, vf up)
+{
+    vf n = v_mul(x, v_set(-0x1.715476p+0f)), r = _mm512_reduce_ps(n, 1), p;     /* n - floor(n) */
+
+    p = v_fma(r, v_set(0x1.3baaa6p-4f), v_set(0x1.d2378ap-3f));
+    p = v_fma(p, r, v_set(0x1.63e658p-1f));
+    p = v_fma(p, r, v_set(1));
+    p = v_add(v_set(1), _mm512_scalef_ps(p, n));        /* times 2^floor(n) */
+    return v_mul(v_mul(x, up), _mm512_rcp14_ps(p));
+}
+#endif
+
 /* GELU in its tanh form is x sigmoid(2u), u = sqrt(2 / pi) (x + 0.044715 x^3). act's value in *a,
  * its derivative in *da. */
 VFN void v_act(vf x, enum tw_act act, vf *a, vf *da)
