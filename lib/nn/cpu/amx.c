@@ -130,21 +130,7 @@ void tw_amx_config_few(int rows)
     config((uint64_t)rows * 0x01010101010101 | (uint64_t)16 << 56);
 }
 
-/* Asks for B's next step, which behind a sum's last one is that of the next panels. Without a loop: as one it
- * takes as long as it brings. */
-AMX static inline __attribute__((always_inline)) void ask(const uint32_t *b, int64_t bp, bool last, int P)
-{
-    const uint32_t *next = b + 256 + (last ? (P - 1) * bp : 0);
-
-#pragma GCC unroll 2
-    for (int p = 0; p < P; p++)
-#pragma GCC unroll 16
-        for (int i = 0; i < 256; i += 16)
-            __builtin_prefetch(next + p * bp + i);
-}
-
-/* Steps of one shape, so that the loop has no branches. Up to 16 rows are bound by reading B, where the
- * processor's own looking ahead alone brings four fifths of what it does with each next step asked for. */
+/* Steps of one shape, so that the loop has no branches. */
 #define TILES(two_rows, two_panels)                                                                \
     do {                                                                                           \
         if (first) {                                                                               \
@@ -165,8 +151,6 @@ AMX static inline __attribute__((always_inline)) void ask(const uint32_t *b, int
                 _tile_loadd(3, c1 + 16, cs);                                                       \
         }                                                                                          \
         for (int64_t i = 0; i < s; i += 16, a += R * 16, b += 256) {                               \
-            if (!(two_rows))                                                                       \
-                ask(b, bp, i + 16 >= s, 1 + (two_panels));                                         \
             TW_TILE_LOAD(4, a, 64);                                                                \
             TW_TILE_LOAD(6, b, 64);                                                                \
             TW_TILE_MUL(0, 4, 6);                                                                  \

@@ -78,6 +78,7 @@ struct tw_kern {
             int64_t s, bool first, int R, int P, struct tw_split *more);
     void (*whole32)(const struct tw_whole *w, int P);
     void (*few32)(const struct tw_few *w);      /* mm32's bits */
+    void (*few16)(const struct tw_few *w);      /* mm16's, K being words; NULL: there is none */
     int few;                    /* rows */
     void (*outer)(const struct tw_outer *o, int blocks);    /* 1 or 2 blocks of 8; NULL: none */
     /* dst[s * R + r] = src[r * ld + s]; pack16: pairs, columns at or past K are zero. */
@@ -184,6 +185,7 @@ void tw_amx_mm16(float *c, int64_t ldc, const uint32_t *a, const uint32_t *b, in
 void tw_amx_whole16(const struct tw_whole *w, int P);
 void tw_amx_low16(const struct tw_whole *w);
 void tw_amx_att16(struct tw_att16 *w);
+void tw_amx_few16(const struct tw_few *w);
 void tw_amx_f32(struct tw_kern *k);     /* what is of f32 products */
 #endif
 

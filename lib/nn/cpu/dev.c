@@ -138,6 +138,7 @@ static const struct tw_kern *choose(struct tw_cpu *d, const char *isa)
         d->amx.whole16 = tw_amx_whole16;
         d->amx.low16 = tw_amx_low16;
         d->amx.att16 = tw_amx_att16;
+        d->amx.few16 = tw_amx_few16;
         d->amx.pack16 = tw_amx_pack16;
         d->amx.pairs_a = tw_amx_pairs;
         d->amx.packw = tw_amx_packw;

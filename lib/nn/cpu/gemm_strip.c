@@ -208,10 +208,12 @@ static void strip_few(const struct tw_prod *j, const struct tw_tile *t, const st
 {
     const struct tw_factors *f = &j->g->f;
     struct tw_few w = { .c = t->c, .ldc = t->ld, .first = !j->g->cont, .a = (const uint32_t *)t->a,
-        .R = (int)(t->r1 - t->r0), .b = (const float *)f->b + e->p * f->s * 16, .bp = f->s * 16, .k = f->s,
-        .panels = e->np, .room = (uint32_t *)t->b };
+        .R = (int)(t->r1 - t->r0), .panels = e->np, .room = (uint32_t *)t->b };
 
-    j->d->k->few32(&w);
+    w.k = j->split ? f->s : j->s;
+    w.bp = w.k * 16;
+    w.b = (const float *)f->b + e->p * w.bp;
+    (j->split ? j->d->k->few32 : j->d->k->few16)(&w);
 }
 
 /* Words [s, s + n) of a strip's sum in the thread's own memory. */
@@ -312,7 +314,7 @@ void tw_strip_run(const struct tw_prod *j, const struct tw_tile *t, struct tw_st
         }
         if (!s && g->cont)
             tw_prod_load(j, t, e->p, e->np);
-        if (j->split) {
+        if (j->few || j->split) {
             if (j->few)
                 strip_few(j, t, e);
             else
@@ -404,7 +406,7 @@ int64_t tw_strip_plan(struct tw_prod *j)
     rows = (g->m + j->mc - 1) / j->mc;
     cols = rows < items ? (items + rows - 1) / rows : 1;
     j->nc = tw_up((np + cols - 1) / cols, j->pr > 1 ? j->pr : 3);
-    j->few = j->split && g->m <= k->few;
+    j->few = (j->split || (j->bf && k->few16)) && g->m <= k->few;
     if (j->few)
         j->nc = tw_min(j->nc, TW_STRIP_WORDS / 16 / g->m);
     j->nj = (np + j->nc - 1) / j->nc;
