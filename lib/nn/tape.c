@@ -122,6 +122,7 @@ struct tw_tensor *tw_var_grad(struct tw_tape *t, struct tw_var *v, bool *add)
 {
     struct tw_var *of = v->of;
 
+    *add = false;
     if (v->ends)
         return NULL;
     if (of && !of->g.data)
