@@ -171,6 +171,8 @@ test: all units
 	@$(call run,$(call pick,$(UNITS) $(SH_TEST)))
 test-long: all units
 	@$(call run,$(call pick,$(SH_LONG)))
+# One at a time: some look at what the driver says is taken, by whomever.
+test-gpu: JOBS = 1
 test-gpu: all units $B/cuda/attn $B/cuda/attn-plain
 	@TW_TEST_DEVICE=cuda $(call run,$(call pick,$(UNITS) $B/cuda/attn $B/cuda/attn-plain $(SH_GPU)))
 sanitize: all units $B/bench/mixed $B/bench/decode
