@@ -218,8 +218,8 @@ struct tw_ops {
     /* y[t] += scale * drop(x[t]) A^T B^T for the tokens of each run; what the backward needs of it
      * stays in h, F32 [T, max r], the device's own. Backward: with h[t] = drop(x[t]) A^T,
      * db += scale * dy^T h, dh = scale * dy B (into scratch [T, max r]),
-     * da += dh^T drop(x), dx += drop(dh A). Gradients of A and B add in a chain over tokens. dx may be
-     * NULL here and in what follows: nobody wants it. */
+     * da += dh^T drop(x), dx += drop(dh A). Gradients of A and B add in a chain over tokens. dx of
+     * lora_bwd(), lora_linear_bwd(), lora_group_bwd() and lora_wide_bwd() may be NULL: nobody wants it. */
     void (*lora)(struct tw_dev *d, struct tw_tensor *y, struct tw_tensor *h,
             const struct tw_tensor *x, const struct tw_lora_ctx *c);
     void (*lora_bwd)(struct tw_dev *d, struct tw_tensor *dx, struct tw_tensor *scratch,
