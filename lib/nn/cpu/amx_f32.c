@@ -167,14 +167,37 @@ static inline __attribute__((always_inline)) void rows_ahead(const char *next, c
         __builtin_prefetch(next + part * 1024 + i * 64);
 }
 
+/* Lines that the next block will be finished with: LEFT rows of C, and of residuals that lie APART, PER a
+ * step. All at once they would take the buffers that tiles' lines pass. */
+struct ask {
+    const float *c, *res;
+    int64_t ldc, ldres, left, per;
+    bool apart;
+};
+
+/* Asks for N rows more. */
+static inline __attribute__((always_inline)) void ask_more(struct ask *x, int64_t n)
+{
+    for (; n > 0 && x->left; n--, x->left--, x->c += x->ldc) {
+        __builtin_prefetch(x->c, 1);
+        __builtin_prefetch(x->c + 16, 1);
+        if (x->apart) {
+            __builtin_prefetch(x->res);
+            __builtin_prefetch(x->res + 16);
+            x->res += x->ldres;
+        }
+    }
+}
+
 /* S words of a sum onto tiles 0..3, and PER pairs of rows split after each product of parts: one shape
  * each, so that there are no branches but of those. */
 AMX static inline __attribute__((always_inline)) void add(const uint32_t *a, const uint32_t *b,
-        int64_t bp, int64_t s, int R, struct tw_split *split, int64_t per, const bool two_rows,
-        const bool two_panels, const bool weights)
+        int64_t bp, int64_t s, int R, struct tw_split *split, int64_t per, struct ask *ask,
+        const bool two_rows, const bool two_panels, const bool weights)
 {
     const int64_t mid = R * 16, lo = 2 * mid;
     struct tw_split x = *split;
+    struct ask y = *ask;
     const char *next;
 
     for (int64_t i = 0; i < s; i += TW_STEP32, a += R * TW_STEP32, b += 3 * PART_WORDS) {
@@ -189,6 +212,8 @@ AMX static inline __attribute__((always_inline)) void add(const uint32_t *a, con
         MID_A(mid);
         rows_ahead(next, 1);
         split_more(&x, per, weights);
+        if (weights)
+            ask_more(&y, y.per);
         MID_B(PART_WORDS);
         rows_ahead(next, 2);
         split_more(&x, per, weights);
@@ -206,26 +231,27 @@ AMX static inline __attribute__((always_inline)) void add(const uint32_t *a, con
         split_more(&x, per, weights);
     }
     *split = x;
+    *ask = y;
 }
 
 AMX static void add_any(const uint32_t *a, const uint32_t *b, int64_t bp, int64_t s, int R, int P,
-        struct tw_split *x, int64_t per, bool weights)
+        struct tw_split *x, int64_t per, struct ask *y, bool weights)
 {
     unsigned was = flush();
 
     __asm__ volatile("" : : : "memory");        /* tile loads name no memory as their input */
     if (R == 32 && P > 1 && weights)
-        add(a, b, bp, s, 32, x, per, true, true, true);
+        add(a, b, bp, s, 32, x, per, y, true, true, true);
     else if (R == 32 && P > 1)
-        add(a, b, bp, s, 32, x, per, true, true, false);
+        add(a, b, bp, s, 32, x, per, y, true, true, false);
     else if (R > 16 && P > 1)
-        add(a, b, bp, s, R, x, per, true, true, true);
+        add(a, b, bp, s, R, x, per, y, true, true, true);
     else if (R > 16)
-        add(a, b, bp, s, R, x, per, true, false, true);
+        add(a, b, bp, s, R, x, per, y, true, false, true);
     else if (P > 1)
-        add(a, b, bp, s, R, x, per, false, true, true);
+        add(a, b, bp, s, R, x, per, y, false, true, true);
     else
-        add(a, b, bp, s, R, x, per, false, false, true);
+        add(a, b, bp, s, R, x, per, y, false, false, true);
     restore(was);
 }
 
@@ -268,13 +294,14 @@ AMX static void mm32(float *c, int64_t ldc, int64_t cp, const uint32_t *a, const
         int64_t s, bool first, int R, int P, struct tw_split *more)
 {
     struct tw_split none = { .left = 0 };
+    struct ask ask = { .left = 0 };
 
     tw_amx_config(R < 16 ? R : 16, R > 16 ? R - 16 : 0, P);
     if (first)
         zero(R, P);
     else
         load(c, ldc, cp, R, P);
-    add_any(a, b, bp, s, R, P, more ? more : &none, more ? more->per : 0, !more);
+    add_any(a, b, bp, s, R, P, more ? more : &none, more ? more->per : 0, &ask, !more);
     store(c, ldc, cp, R, P);
 }
 
@@ -305,12 +332,32 @@ AMX static void finish(const struct tw_whole *w, float *sum, int R, int P)
         tw_kern_avx512bf16.epis(w->c, w->ldc, sum, 32, R, w->n, w->scale, w->bias, w->res, w->ldres);
 }
 
+/* What is finished behind the block at W, LEFT rows being left with it: the next rows, or the first of the
+ * next strip. */
+static struct ask ask_next(const struct tw_whole *all, const struct tw_whole *w, int64_t left)
+{
+    bool below = left > 32;
+    const struct tw_whole *at = below ? w : all;
+    int64_t r = below ? 32 : 0, c = below ? 0 : 32, steps = 0;
+    struct ask x = { .c = at->c + r * w->ldc + c, .ldc = w->ldc, .ldres = w->ldres,
+        .apart = w->res && w->res != w->c,
+        .left = below ? tw_min(32, left - 32) : w->follows ? tw_min(32, all->rows) : 0 };
+
+    if (x.apart)
+        x.res = at->res + r * w->ldres + c;
+    for (int q = 0; q < w->parts; q++)
+        steps += w->part[q].s / TW_STEP32;
+    x.per = (x.left + steps - 1) / steps;
+    return x;
+}
+
 AMX static void whole32(const struct tw_whole *all, int P)
 {
     float sum[32 * 32] __attribute__((aligned(64)));
     struct tw_whole w = *all;
     int64_t places = (w.rows + 31) / 32 * w.part[0].s / TW_STEP32 * 6;
     int64_t per = (w.split.left * w.split.panels + places - 1) / places;
+    struct ask ask;
     unsigned was;
 
     memset(sum, 0, sizeof sum);
@@ -318,10 +365,13 @@ AMX static void whole32(const struct tw_whole *all, int P)
         int R = left < 32 ? (int)left : 32;
 
         tw_amx_config(R < 16 ? R : 16, R > 16 ? R - 16 : 0, P);
-        tw_whole_ahead(&w, R);
+        if (left == w.rows)
+            tw_whole_ahead(&w, R);
+        ask = ask_next(all, &w, left);
         begin(&w, sum, R, P);
         for (int q = 0; q < w.parts; q++)
-            add_any(w.part[q].a, w.part[q].b, w.part[q].bp, w.part[q].s, R, P, &w.split, q ? 0 : per, true);
+            add_any(w.part[q].a, w.part[q].b, w.part[q].bp, w.part[q].s, R, P, &w.split, q ? 0 : per,
+                    &ask, true);
         finish(&w, sum, R, P);
     }
     was = flush();
@@ -341,6 +391,6 @@ void tw_amx_f32(struct tw_kern *k)
     k->pairs32 = tw_amx_pairs32;
     k->mr32 = 32;
     k->pr32 = 2;
-    k->kc32 = 288;
+    k->kc32 = 864;
 }
 #endif

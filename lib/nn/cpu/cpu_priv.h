@@ -335,7 +335,7 @@ void tw_cpu_transpose(struct tw_cpu *d, void *wt, const struct tw_mat *w, int64_
 #define TW_KC 576
 #define TW_TILE_WORDS ((TW_TILE + TW_MC_RAW) * 16)
 #define TW_STRIP_WORDS (512 * 48)      /* sums of a strip: mc16 rows, pr panels */
-#define TW_B_WORDS (3 * 16 * TW_KC)     /* packed panels of B */
+#define TW_B_WORDS (7 * 16 * TW_KC)     /* packed panels of B: of two, twice kc32 words, and more */
 #define TW_OWN_WORDS (TW_TILE_WORDS + TW_MC_RAW * TW_KC + TW_MC * TW_KC + TW_B_WORDS)
 
 /* P is freed; a batch of ROWS tokens begins. */

@@ -73,6 +73,7 @@ struct tw_strip {
     const float *there;         /* of B, whose split is in half_of(half) */
     int half;
     int np;
+    bool asked;                 /* its lines of C have been asked for */
     bool packed;                /* further products are packed for the whole item */
     bool fused;                 /* and each holds for all rows: */
     int parts;

@@ -242,7 +242,8 @@ static void strip_last(const struct tw_prod *j, const struct tw_tile *t, struct 
         .ldc = g->ldc, .n = e->n, .scale = g->scale,
         .bias = g->bias ? g->bias + e->c0 : NULL,
         .res = g->res ? g->res + t->r0 * g->ldres + e->c0 : NULL, .ldres = g->ldres,
-        .blocks = whole ? rows / j->mr : 0, .rows = rows, .ahead = rows > 32 };
+        .blocks = whole ? rows / j->mr : 0, .rows = rows, .ahead = rows > 32 && (!j->split || !e->asked),
+        .follows = e->p + j->pr < e->p1 };
     struct tw_tile to = *t;
 
     if (j->split) {
@@ -263,6 +264,7 @@ static void strip_last(const struct tw_prod *j, const struct tw_tile *t, struct 
     if (!s && g->cont)
         w.from = w.c;
     w.next = next_of(j, e, s, n, w.blocks);
+    e->asked = true;
     if (j->split) {
         whole(&w, e->np);
         return;

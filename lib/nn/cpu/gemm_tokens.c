@@ -15,6 +15,7 @@
 #define A_WORDS ((int64_t)2 << 20)
 #define KC 512                  /* words of a block of the sum */
 #define TILES_KC 144            /* of a bf16 sum of tiles */
+#define SPLIT_KC 288            /* of a split one, whose panels stay in L1: its A comes from L3 */
 #define MOST_PANELS 6           /* of an item .. */
 #define SPLIT_PANELS 12         /* .. where A is split, three words for two numbers, and comes from L3 */
 #define THIN 64                 /* rows of A for which packing B does not pay */
@@ -361,7 +362,7 @@ void tw_cpu_gemm_tokens(struct tw_cpu *d, const struct tw_gemm *g)
     j.s = j.bf ? tw_up(g->f.s, j.thin ? 2 : 2 * k->unit16) / 2 : g->f.s;
     j.mr = j.thin ? 8 : j.bf ? k->mr16 : j.split ? k->mr32 : k->mr;
     j.pr = j.bf ? k->pr16 : j.split ? k->pr32 : k->pr;
-    j.kc = j.split ? k->kc32 : j.bf && k->unit16 > 1 ? TILES_KC : KC;
+    j.kc = j.split ? SPLIT_KC : j.bf && k->unit16 > 1 ? TILES_KC : KC;
     if (j.thin)
         j.kc = THIN_KC;
     j.tiles = j.split || (j.bf && !j.thin && k->unit16 > 1);

@@ -66,6 +66,7 @@ struct tw_whole {
     enum tw_act act;
     int64_t rows;               /* of whole32 alone, in the place of blocks: the last one may have fewer */
     struct tw_split split;
+    bool follows;               /* the strip of the next columns will be next */
     bool ahead;                 /* ask for the lines that a block will finish before it is summed: that
                                  * takes longer, and stores would wait for each of them */
 };
