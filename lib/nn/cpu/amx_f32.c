@@ -18,6 +18,7 @@
 
 #define AHEAD 512               /* panels come from L3 or memory: numbers to ask for L1 .. */
 #define AHEAD2 4096             /* .. and for L2 */
+#define COLUMNS_AHEAD 32
 #define TOKENS_AHEAD 16         /* rows of other matrices are far from each other */
 
 /* The parts of 32 numbers of a row. */
@@ -67,6 +68,8 @@ AMX static void pairs32_a(uint32_t *dst, const float *src, int64_t ld, int R, in
         for (int r = 0; r < R; r += 16) {
             int n = R - r < 16 ? R - r : 16;
 
+            for (int t = 0; t < 32; t++)
+                __builtin_prefetch(src + t * ld + r + COLUMNS_AHEAD);
             for (int h = 0; h < 2; h++)
                 kern->panel(turned[h], src + 16 * h * ld + r, ld, tw_max(0, tw_min(16, k - 16 * h)), n);
             for (int x = 0; x < n; x++)
@@ -127,12 +130,21 @@ AMX void tw_amx_pairs32(uint32_t *dst, const float *src, int64_t ld, int R, int6
         }                                                                                          \
     } while (0)
 
-/* Splits N pairs of rows more. */
-AMX static inline __attribute__((always_inline)) void split_more(struct tw_split *x, int64_t n,
-        const bool weights)
+AMX static inline __attribute__((always_inline)) void split_pair(uint32_t *dst, const float *even,
+        const float *odd)
 {
     __m512i part[3];
 
+    split(part, _mm512_loadu_ps(even), _mm512_loadu_ps(odd));
+#pragma GCC unroll 3
+    for (int p = 0; p < 3; p++)
+        _mm512_storeu_si512(dst + p * PART_WORDS, part[p]);
+}
+
+/* Splits N pairs of rows more, of weights panel by panel as they lie, of tokens of all panels at once. */
+AMX static inline __attribute__((always_inline)) void split_more(struct tw_split *x, int64_t n,
+        const bool weights)
+{
     for (; n > 0 && x->left; n--) {
         const float *odd = x->src + x->ld;
 
@@ -145,18 +157,31 @@ AMX static inline __attribute__((always_inline)) void split_more(struct tw_split
             __builtin_prefetch(x->src + TOKENS_AHEAD * x->ld);
             __builtin_prefetch(odd + TOKENS_AHEAD * x->ld);
         }
-        split(part, _mm512_loadu_ps(x->src), _mm512_loadu_ps(odd));
-#pragma GCC unroll 3
-        for (int p = 0; p < 3; p++)
-            _mm512_storeu_si512(x->dst + p * PART_WORDS, part[p]);
+        split_pair(x->dst, x->src, odd);
+        if (!weights && x->panels > 1) {
+            __builtin_prefetch(x->src + TOKENS_AHEAD * x->ld + 16);
+            __builtin_prefetch(odd + TOKENS_AHEAD * x->ld + 16);
+            split_pair(x->dst + x->pairs * TW_STEP32, x->src + 16, odd + 16);
+        }
         x->src = odd + x->ld;
         x->dst += --x->left % 16 ? 16 : 16 + 2 * PART_WORDS;
-        if (!x->left && x->panels > 1) {
+        if (weights && !x->left && x->panels > 1) {
             x->panels--;
             x->left = x->pairs;
             x->src += x->skip;
         }
     }
+}
+
+/* What is due behind a product of parts: evenly, so that lines come evenly. */
+AMX static inline __attribute__((always_inline)) void split_some(struct tw_split *x, int64_t per,
+        const bool weights)
+{
+    x->due += per;
+    if (x->due < TW_SPLIT_ONE)
+        return;
+    split_more(x, x->due / TW_SPLIT_ONE, weights);
+    x->due %= TW_SPLIT_ONE;
 }
 
 /* A tile of A's next step, which lies in L2. */
@@ -189,8 +214,8 @@ static inline __attribute__((always_inline)) void ask_more(struct ask *x, int64_
     }
 }
 
-/* S words of a sum onto tiles 0..3, and PER pairs of rows split after each product of parts: one shape
- * each, so that there are no branches but of those. */
+/* S words of a sum onto tiles 0..3, and what is PER is split after each product of parts: one shape each,
+ * so that there are no branches but of those. */
 AMX static inline __attribute__((always_inline)) void add(const uint32_t *a, const uint32_t *b,
         int64_t bp, int64_t s, int R, struct tw_split *split, int64_t per, struct ask *ask,
         const bool two_rows, const bool two_panels, const bool weights)
@@ -208,27 +233,27 @@ AMX static inline __attribute__((always_inline)) void add(const uint32_t *a, con
             LOAD(7, b + bp);
         MID_A(lo);
         rows_ahead(next, 0);
-        split_more(&x, per, weights);
+        split_some(&x, per, weights);
         MID_A(mid);
         rows_ahead(next, 1);
-        split_more(&x, per, weights);
+        split_some(&x, per, weights);
         if (weights)
             ask_more(&y, y.per);
         MID_B(PART_WORDS);
         rows_ahead(next, 2);
-        split_more(&x, per, weights);
+        split_some(&x, per, weights);
         MID_A(0);
         if (two_rows)
             rows_ahead(next, 3);
-        split_more(&x, per, weights);
+        split_some(&x, per, weights);
         MID_B(2 * PART_WORDS);
         if (two_rows)
             rows_ahead(next, 4);
-        split_more(&x, per, weights);
+        split_some(&x, per, weights);
         MID_B(0);
         if (two_rows)
             rows_ahead(next, 5);
-        split_more(&x, per, weights);
+        split_some(&x, per, weights);
     }
     *split = x;
     *ask = y;
@@ -245,13 +270,13 @@ AMX static void add_any(const uint32_t *a, const uint32_t *b, int64_t bp, int64_
     else if (R == 32 && P > 1)
         add(a, b, bp, s, 32, x, per, y, true, true, false);
     else if (R > 16 && P > 1)
-        add(a, b, bp, s, R, x, per, y, true, true, true);
+        add(a, b, bp, s, R, x, per, y, true, true, weights);
     else if (R > 16)
-        add(a, b, bp, s, R, x, per, y, true, false, true);
+        add(a, b, bp, s, R, x, per, y, true, false, weights);
     else if (P > 1)
-        add(a, b, bp, s, R, x, per, y, false, true, true);
+        add(a, b, bp, s, R, x, per, y, false, true, weights);
     else
-        add(a, b, bp, s, R, x, per, y, false, false, true);
+        add(a, b, bp, s, R, x, per, y, false, false, weights);
     restore(was);
 }
 
@@ -356,7 +381,7 @@ AMX static void whole32(const struct tw_whole *all, int P)
     float sum[32 * 32] __attribute__((aligned(64)));
     struct tw_whole w = *all;
     int64_t places = (w.rows + 31) / 32 * w.part[0].s / TW_STEP32 * 6;
-    int64_t per = (w.split.left * w.split.panels + places - 1) / places;
+    int64_t per = tw_split_per(w.split.left * w.split.panels, places);
     struct ask ask;
     unsigned was;
 

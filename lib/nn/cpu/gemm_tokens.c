@@ -2,22 +2,29 @@
  * from what it holds by A^T B, A and B being rows of activations. Both must be brought into the
  * order of the blocks. A is packed first, by all threads, A_WORDS of it at a time; then a work item
  * owns some panels of C's columns, packs those of B itself and goes through all rows: what lies in
- * memory is read once. Its sums stay in the thread's own memory; those of split numbers in C, where that lies
- * in panels, and tiles hide the packing of B's next block.
+ * memory is read once. Its sums stay in the thread's own memory.
+ *
+ * Split numbers take three words for two, so that it would take longer to read a packed A from L3 than
+ * to pack it again: an item has up to SPLIT_PANELS panels of as many rows as stay in L2 with a block of A,
+ * which it packs itself. Its sums stay in C where that lies in panels, and tiles hide the packing of B's
+ * next two panels.
  *
  * Tiles add 32 tokens at a time, and bits must not depend on which: such steps are counted from where a
  * sequence begins and hold tokens of no other.
  *
  * What bounds it: B's panels of a block (up to 6 * KC * 64 bytes) stay in L2 while all rows of A
- * pass from L3, 8 words for every 24 products. */
+ * pass from L3, 8 words for every 24 products; of split numbers, what bounds the tiles (amx_f32.c). */
 #include "nn/cpu/cpu_priv.h"
 
 #define A_WORDS ((int64_t)2 << 20)
 #define KC 512                  /* words of a block of the sum */
 #define TILES_KC 144            /* of a bf16 sum of tiles */
-#define SPLIT_KC 288            /* of a split one, whose panels stay in L1: its A comes from L3 */
-#define MOST_PANELS 6           /* of an item .. */
-#define SPLIT_PANELS 12         /* .. where A is split, three words for two numbers, and comes from L3 */
+#define MOST_PANELS 6           /* of an item */
+#define SPLIT_KC 384
+#define SPLIT_PANELS 48
+#define SPLIT_WORDS ((int64_t)380 << 10)        /* of sums and a block of A: of 2 MiB */
+#define SPLIT_B (2 * 16 * SPLIT_KC)     /* parts of two panels */
+#define SPLIT_ROWS ((TW_OWN_WORDS - TW_TILE_WORDS - 2 * SPLIT_B) / SPLIT_KC)
 #define THIN 64                 /* rows of A for which packing B does not pay */
 #define THIN_KC 32              /* words of a block then */
 
@@ -36,6 +43,7 @@ struct job {
     int64_t s, kc;              /* length of the sum and of a block, in words */
     int64_t s0, s1;             /* what is done now */
     int64_t mc, nc, nj;         /* rows and panels of an item, items in a row of them */
+    int64_t parts;              /* split: of the rows, each as many blocks as others or one more */
     int mr, pr;
     bool thin;                  /* few rows: B is not packed, but read as it lies by a kernel that
                                  * adds token by token on all processors */
@@ -44,8 +52,14 @@ struct job {
 };
 
 struct item {
-    float *c, *b;               /* sums and packed B */
+    float *c, *b, *a;           /* sums, packed B; split: A */
     int64_t r0, r1, p0, p1, ld;
+};
+
+/* Panels of B for words [s, s + n), and where they are packed. */
+struct pair {
+    int64_t p0, p1, s, n;
+    float *b;
 };
 
 /* The tokens of sixteen words from S on. */
@@ -108,17 +122,17 @@ static void ahead(const struct job *j, int64_t s, const void *src, int64_t ld, i
             __builtin_prefetch(tw_elem(src, low, (e.t + t) * ld + c));
 }
 
-static void pack_b(const struct job *j, const struct item *t, int64_t s, int64_t n)
+static void pack_b(const struct job *j, const struct pair *p)
 {
     const struct tw_factors *f = &j->g->f;
-    const void *src = tw_elem(f->b, f->b16, t->p0 * 16);
-    int64_t cols = tw_min(t->p1 * 16, j->g->n) - t->p0 * 16;
+    const void *src = tw_elem(f->b, f->b16, p->p0 * 16);
+    int64_t cols = tw_min(p->p1 * 16, j->g->n) - p->p0 * 16;
 
-    ahead(j, s, src, f->ldb, cols);
-    for (int64_t i = 0; i < n; i += j->unit) {
-        if (i + j->unit < n)
-            ahead(j, s + i + j->unit, src, f->ldb, cols);
-        pack_words(j, false, t->b, s, i, n, src, f->ldb, cols);
+    ahead(j, p->s, src, f->ldb, cols);
+    for (int64_t i = 0; i < p->n; i += j->unit) {
+        if (i + j->unit < p->n)
+            ahead(j, p->s + i + j->unit, src, f->ldb, cols);
+        pack_words(j, false, p->b, p->s, i, p->n, src, f->ldb, cols);
     }
 }
 
@@ -189,60 +203,67 @@ static void block(const struct job *j, const struct item *t, int64_t r, int64_t 
         k->mm(c, t->ld, a, R, b, n * 16, n, false, R, P);
 }
 
-/* How B of words [S, S + N) is split into TO, where they are whole steps of successive tokens and it is of
- * whole panels. */
-static bool split_later(const struct job *j, const struct item *t, int64_t s, int64_t n, float *to,
-        struct tw_split *x)
+/* What comes behind X in item T. False: nothing. */
+static bool next_pair(const struct job *j, const struct item *t, struct pair *x)
+{
+    x->p0 = x->p1;
+    if (x->p0 == t->p1) {
+        x->p0 = t->p0;
+        x->s += x->n;
+        x->n = tw_min(j->kc, j->s1 - x->s);
+    }
+    x->p1 = tw_min(t->p1, x->p0 + j->pr);
+    return x->s < j->s1;
+}
+
+/* How B of a pair is split, where it is whole panels and whole steps of successive tokens. */
+static bool split_later(const struct job *j, const struct pair *p, struct tw_split *x)
 {
     const struct tw_factors *f = &j->g->f;
-    const struct step *e = &j->step[s / j->unit];
-    int64_t steps = n / j->unit, panels = t->p1 - t->p0;
+    const struct step *e = &j->step[p->s / j->unit];
+    int64_t steps = p->n / j->unit;
 
-    if (t->p1 * 16 > j->g->n || e[steps - 1].n < 32 || e[steps - 1].t - e->t != 32 * (steps - 1))
+    if (p->p1 * 16 > j->g->n || e[steps - 1].n < 32 || e[steps - 1].t - e->t != 32 * (steps - 1))
         return false;
-    *x = (struct tw_split){ .src = (const float *)f->b + e->t * f->ldb + t->p0 * 16, .ld = f->ldb,
-        .dst = (uint32_t *)to, .left = steps * 16, .pairs = steps * 16, .panels = panels,
-        .skip = 16 - steps * 32 * f->ldb };
+    *x = (struct tw_split){ .src = (const float *)f->b + e->t * f->ldb + p->p0 * 16, .ld = f->ldb,
+        .dst = (uint32_t *)p->b, .left = steps * 16, .pairs = steps * 16, .panels = p->p1 - p->p0 };
     return true;
 }
 
-/* All blocks of words [S, S + N), in C itself where that lies in panels; X is split meanwhile. */
-static void split_blocks(const struct job *j, const struct item *t, int64_t s, int64_t n, const float *b,
-        struct tw_split *x)
+/* All blocks of a pair, in C itself where that lies in panels; X is split meanwhile. */
+static void split_blocks(const struct job *j, const struct item *t, const struct pair *p, struct tw_split *x)
 {
     const struct tw_gemm *g = j->g;
-    int64_t rows = t->r1 - t->r0, panels = t->p1 - t->p0, cp = g->c_panel ? g->m * 16 : 16;
-    int64_t places = (rows + j->mr - 1) / j->mr * ((panels + j->pr - 1) / j->pr) * (n / j->unit) * 6;
-    const float *a = j->a + (s - j->s0) * g->m + t->r0 * n;
-    bool first = g->fresh && !s;
+    int64_t rows = t->r1 - t->r0, ld = g->c_panel ? 16 : t->ld, cp = g->c_panel ? g->m * 16 : 16;
+    float *c = g->c_panel ? g->c + (p->p0 * g->m + t->r0) * 16 : t->c + (p->p0 - t->p0) * 16;
 
-    x->per = (x->left * x->panels + places - 1) / places;
-    for (int64_t p = 0; p < panels; p += j->pr)
-        for (int64_t r = 0; r < rows; r += j->mr) {
-            float *c = g->c_panel ? g->c + ((t->p0 + p) * g->m + t->r0 + r) * 16 : t->c + r * t->ld + p * 16;
-
-            j->d->k->mm32(c, g->c_panel ? 16 : t->ld, cp, (const uint32_t *)a + r * n,
-                    (const uint32_t *)b + p * n * 16, n * 16, n, first, (int)tw_min(j->mr, rows - r),
-                    (int)tw_min(j->pr, panels - p), x);
-        }
+    x->per = tw_split_per(x->left, (rows + j->mr - 1) / j->mr * (p->n / j->unit) * 6);
+    for (int64_t r = 0; r < rows; r += j->mr)
+        j->d->k->mm32(c + r * ld, ld, cp, (const uint32_t *)t->a + r * p->n, (const uint32_t *)p->b,
+                p->n * 16, p->n, g->fresh && !p->s, (int)tw_min(j->mr, rows - r), (int)(p->p1 - p->p0), x);
 }
 
-/* An item of split numbers: B of a block is split while the one before it is used. */
+/* An item of split numbers: two panels of B are split while those before them are used. */
 static void split_item(const struct job *j, struct item *t)
 {
-    float *half[2] = { t->b, t->b + (t->p1 - t->p0) * 16 * j->kc };
-    bool there = false;
-    int k = 0;
+    const struct tw_factors *f = &j->g->f;
+    struct pair next = { .p0 = t->p0, .p1 = tw_min(t->p1, t->p0 + j->pr), .n = tw_min(j->kc, j->s1),
+        .b = t->b };
+    bool more = next.n > 0, there = false;
 
-    for (int64_t s = j->s0; s < j->s1; s += j->kc, k ^= 1) {
-        int64_t n = tw_min(j->kc, j->s1 - s), next = s + n;
+    t->a = t->b + 2 * SPLIT_B;
+    for (int half = 1; more; half ^= 1) {
         struct tw_split x = { .left = 0 };
+        struct pair now = next;
 
-        t->b = half[k];
+        for (int64_t i = 0; now.p0 == t->p0 && i < now.n; i += j->unit)
+            pack_words(j, true, t->a, now.s, i, now.n, f->a + t->r0, f->lda, t->r1 - t->r0);
         if (!there)
-            pack_b(j, t, s, n);
-        there = next < j->s1 && split_later(j, t, next, tw_min(j->kc, j->s1 - next), half[k ^ 1], &x);
-        split_blocks(j, t, s, n, half[k], &x);
+            pack_b(j, &now);
+        more = next_pair(j, t, &next);
+        next.b = t->b + half * SPLIT_B;
+        there = more && split_later(j, &next, &x);
+        split_blocks(j, t, &now, &x);
     }
 }
 
@@ -262,17 +283,30 @@ static void thin_block(const struct job *j, const struct item *t, int64_t s, int
     }
 }
 
+static struct item item_at(const struct job *j, int64_t i, int thread)
+{
+    const struct tw_gemm *g = j->g;
+    int64_t blocks = (g->m + j->mr - 1) / j->mr, at = i / j->nj;
+    struct item t = { .r0 = at * j->mc, .r1 = (at + 1) * j->mc, .p0 = i % j->nj * j->nc };
+
+    if (j->split) {
+        t.r0 = at * blocks / j->parts * j->mr;
+        t.r1 = (at + 1) * blocks / j->parts * j->mr;
+    }
+    t.r1 = tw_min(g->m, t.r1);
+    t.p1 = tw_min((g->n + 15) / 16, t.p0 + j->nc);
+    t.ld = (t.p1 - t.p0) * 16;
+    t.c = (float *)j->d->own + (size_t)thread * TW_OWN_WORDS;
+    t.b = t.c + TW_TILE_WORDS;
+    return t;
+}
+
 static void item_job(void *arg, int64_t i, int thread)
 {
     const struct job *j = arg;
     const struct tw_gemm *g = j->g;
-    struct item t = { .r0 = i / j->nj * j->mc, .p0 = i % j->nj * j->nc };
+    struct item t = item_at(j, i, thread);
 
-    t.c = (float *)j->d->own + (size_t)thread * TW_OWN_WORDS;
-    t.b = t.c + TW_TILE_WORDS;
-    t.r1 = tw_min(g->m, t.r0 + j->mc);
-    t.p1 = tw_min((g->n + 15) / 16, t.p0 + j->nc);
-    t.ld = (t.p1 - t.p0) * 16;
     if (j->split && g->c_panel) {
         split_item(j, &t);
         return;
@@ -291,7 +325,7 @@ static void item_job(void *arg, int64_t i, int thread)
             thin_block(j, &t, s, n, a);
             continue;
         }
-        pack_b(j, &t, s, n);
+        pack_b(j, &(struct pair){ t.p0, t.p1, s, n, t.b });
         for (int64_t p = 0; p < t.p1 - t.p0; p += j->pr)
             for (int64_t r = 0; r < t.r1 - t.r0; r += j->mr)
                 block(j, &t, r, p, a + r * n, t.b + p * n * 16, n);
@@ -318,6 +352,25 @@ static bool plan_steps(struct job *j)
     return true;
 }
 
+/* Items of split numbers, as many for each thread. */
+static int64_t plan_split(struct job *j, int64_t np)
+{
+    int64_t blocks = (j->g->m + j->mr - 1) / j->mr, threads = j->d->threads, most;
+
+    j->nj = tw_min((np + j->pr - 1) / j->pr, threads / blocks);
+    j->nj = tw_max((np + SPLIT_PANELS - 1) / SPLIT_PANELS, j->nj);
+    j->nc = tw_up((np + j->nj - 1) / j->nj, j->pr);
+    j->nj = (np + j->nc - 1) / j->nc;
+    most = tw_min(SPLIT_WORDS / (j->nc * 16 + j->kc), SPLIT_ROWS);
+    if (!j->g->c_panel)
+        most = tw_min(most, TW_TILE_WORDS / (j->nc * 16));
+    most = most / j->mr;
+    j->parts = (blocks + most - 1) / most;
+    while ((j->parts * j->nj % threads || j->parts * j->nj < 2 * threads) && j->parts < blocks)
+        j->parts++;
+    return j->parts * j->nj;
+}
+
 /* Cuts C into items. Returns how many. */
 static int64_t plan(struct job *j)
 {
@@ -330,12 +383,11 @@ static int64_t plan(struct job *j)
         j->nj = (np + j->nc - 1) / j->nc;
         return j->nj;
     }
-    j->nc = (j->split ? SPLIT_PANELS : MOST_PANELS) / unit * unit;
+    if (j->split)
+        return plan_split(j, np);
+    j->nc = MOST_PANELS / unit * unit;
     rows = (g->m * j->nc * 16 + TW_TILE_WORDS - 1) / TW_TILE_WORDS;
-    if (j->split) {
-        j->nj = (np + j->nc - 1) / j->nc;
-        j->nc = tw_up((np + j->nj - 1) / j->nj, unit);
-    } else if (j->tiles) {      /* A comes from L3: as many panels for it as leave work for all threads */
+    if (j->tiles) {             /* A comes from L3: as many panels for it as leave work for all threads */
         j->nc = tw_min(j->nc, tw_max(unit, np * rows / (4 * threads) / unit * unit));
     } else if (rows > 1 || np < 4 * threads * j->nc) {
         j->nc = unit;
@@ -344,8 +396,6 @@ static int64_t plan(struct job *j)
     j->nj = (np + j->nc - 1) / j->nc;
     if (threads > 1 && rows * j->nj < 2 * threads)
         rows = tw_min((2 * threads + j->nj - 1) / j->nj, (g->m + 63) / 64);
-    while (j->split && rows * j->nj % threads && rows * j->nj < 8 * threads && rows < (g->m + 63) / 64)
-        rows++;                 /* as many items for each */
     j->mc = tw_up((g->m + rows - 1) / rows, j->mr);
     j->mc = tw_min(j->mc, TW_TILE_WORDS / (j->nc * 16) / j->mr * j->mr);
     return (g->m + j->mc - 1) / j->mc * j->nj;
@@ -369,6 +419,11 @@ void tw_cpu_gemm_tokens(struct tw_cpu *d, const struct tw_gemm *g)
     if (j.tiles && !plan_steps(&j))
         return;
     items = plan(&j);
+    if (j.split) {
+        j.s1 = j.s;
+        tw_cpu_run(d, items, item_job, &j);
+        return;
+    }
     round = tw_min(j.s, tw_max(1, A_WORDS / g->m / j.kc) * j.kc);
     j.a = tw_cpu_scratch(d, TW_SLOT_WT, (size_t)(round * g->m) * 4);
     for (j.s0 = 0; j.a && j.s0 < j.s; j.s0 = j.s1) {

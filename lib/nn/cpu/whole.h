@@ -18,13 +18,20 @@ static inline void tw_ask(struct tw_next *x)
 }
 
 /* Panels of f32 that are split while others are used: LEFT pairs of rows, LD numbers apart, of the panel at
- * SRC, then as many of further ones, SKIP numbers behind. */
+ * SRC, then as many of further ones, SKIP numbers behind; mm32: of panels side by side. */
 struct tw_split {
     const float *src;
     uint32_t *dst;
     int64_t ld, left, pairs, panels, skip;
-    int64_t per;                /* mm32: how many are split after each product of parts */
+    int64_t per, due;           /* how many behind each product of parts, TW_SPLIT_ONE for one; what is left
+                                 * of that */
 };
+#define TW_SPLIT_ONE 65536
+
+static inline int64_t tw_split_per(int64_t n, int64_t places)
+{
+    return (n * TW_SPLIT_ONE + places - 1) / places;
+}
 
 /* What becomes of a product, other than C: a gated unit, of which panels 0 and 1 of a block are 16 columns of
  * gate and up; heads of which they are 16 columns and those half a head further, rotated; or 32 columns. All
