@@ -174,7 +174,7 @@ test-long: all units
 # One at a time: some look at what the driver says is taken, by whomever.
 test-gpu: JOBS = 1
 test-gpu: all units $B/cuda/attn $B/cuda/attn-plain
-	@TW_TEST_DEVICE=cuda $(call run,$(call pick,$(UNITS) $B/cuda/attn $B/cuda/attn-plain $(SH_GPU)))
+	@$(call run,$(call pick,$(UNITS) $B/cuda/attn $B/cuda/attn-plain $(SH_GPU)))
 sanitize: all units $B/bench/mixed $B/bench/decode
 	@T='$(T)' bash tests/cuda/sanitize.sh '$(abspath $B)' $(TOOLS)
 

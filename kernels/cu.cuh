@@ -28,6 +28,8 @@ struct cu_attn;                 /* attn.cu: what attention keeps between calls *
 struct cu_delta;                /* delta.cu: the same of recurrent layers */
 struct cu_step;                 /* step.cu: records of decode steps */
 
+enum { CU_MARKS = 16 };
+
 struct cu_dev {
     struct tw_dev_head head;    /* first: this is a struct tw_dev */
     int index, sms, major, minor;
@@ -46,6 +48,8 @@ struct cu_dev {
     char *ring;                 /* pinned host memory for uploads, used round and round */
     size_t ring_at;
     cudaEvent_t ring_done[2];   /* the uploads out of each half have been made */
+    int64_t marks;              /* there have been so many; the last ones: */
+    cudaEvent_t mark[CU_MARKS];
 };
 
 static inline struct cu_dev *cu(struct tw_dev *d)

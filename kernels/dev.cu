@@ -152,6 +152,48 @@ static int d_sync(struct tw_dev *dev, struct tw_err *err)
     return -1;
 }
 
+static void *d_pin(struct tw_dev *dev, size_t n)
+{
+    void *p = NULL;
+
+    CU_TRY(cu(dev), cudaHostAlloc(&p, n ? n : 1, cudaHostAllocDefault));
+    return p;
+}
+
+static void d_unpin(struct tw_dev *dev, void *p)
+{
+    struct cu_dev *d = cu(dev);
+
+    CU_TRY(d, cudaStreamSynchronize(d->stream));        /* a copy may be on its way there */
+    CU_TRY(d, cudaFreeHost(p));
+}
+
+static void d_get_later(struct tw_dev *dev, void *pinned, const void *src, size_t n)
+{
+    CU_TRY(cu(dev), cudaMemcpyAsync(pinned, src, n, cudaMemcpyDeviceToHost, cu(dev)->stream));
+}
+
+static int64_t d_mark(struct tw_dev *dev)
+{
+    struct cu_dev *d = cu(dev);
+
+    CU_TRY(d, cudaEventRecord(d->mark[d->marks % CU_MARKS], d->stream));
+    return d->marks++;
+}
+
+/* A mark that is too old to have an event of its own lies before the one that took its place. */
+static int d_reach(struct tw_dev *dev, int64_t mark, struct tw_err *err)
+{
+    struct cu_dev *d = cu(dev);
+
+    CU_TRY(d, cudaEventSynchronize(d->mark[mark % CU_MARKS]));
+    if (!d->err.code)
+        return 0;
+    if (err && !err->code)
+        *err = d->err;
+    return -1;
+}
+
 static bool d_whole(struct tw_dev *dev, bool on)
 {
     struct cu_dev *d = cu(dev);
@@ -194,6 +236,9 @@ static void d_close(struct tw_dev *dev)
     for (int i = 0; i < 2; i++)
         if (d->ring_done[i])
             cudaEventDestroy(d->ring_done[i]);
+    for (int i = 0; i < CU_MARKS; i++)
+        if (d->mark[i])
+            cudaEventDestroy(d->mark[i]);
     cudaFreeHost(d->ring);
     if (d->stream)
         cudaStreamDestroy(d->stream);
@@ -213,6 +258,11 @@ static struct tw_ops make_ops(bool hopper)
     o.copy = d_copy;
     o.zero = d_zero;
     o.sync = d_sync;
+    o.pin = d_pin;
+    o.unpin = d_unpin;
+    o.get_later = d_get_later;
+    o.mark = d_mark;
+    o.reach = d_reach;
     o.whole = d_whole;
     o.memory = d_memory;
     o.peak = d_peak;
@@ -264,6 +314,8 @@ static bool start(struct cu_dev *d, struct tw_err *err)
     CU_TRY(d, cudaHostAlloc((void **)&d->ring, RING, cudaHostAllocDefault));
     for (int i = 0; i < 2; i++)
         CU_TRY(d, cudaEventCreateWithFlags(&d->ring_done[i], cudaEventDisableTiming));
+    for (int i = 0; i < CU_MARKS; i++)
+        CU_TRY(d, cudaEventCreateWithFlags(&d->mark[i], cudaEventDisableTiming));
     if (!cu_gemm_open(d) || d->err.code) {
         if (err && !err->code)
             *err = d->err;

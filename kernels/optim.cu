@@ -85,19 +85,16 @@ static void d_sumsq_split(struct tw_dev *dev, double *sum, const uint16_t *hi, c
     sumsq(cu(dev), sum, halves{ hi, low }, n);
 }
 
-static __global__ void clip_kernel(float *scale, const double *sum, float max)
+static __global__ void clip_kernel(float *scale, const double *sum, float max, double by)
 {
-    double s = *sum;
+    double norm = sqrt(*sum) / by;
 
-    if (!isfinite(s))
-        *scale = NAN;
-    else
-        *scale = max > 0 && sqrt(s) > (double)max ? (float)((double)max / sqrt(s)) : 1;
+    *scale = isfinite(*sum) ? (float)((max > 0 && norm > (double)max ? (double)max / norm : 1) / by) : NAN;
 }
 
-static void d_clip(struct tw_dev *dev, float *scale, const double *sum, float max)
+static void d_clip(struct tw_dev *dev, float *scale, const double *sum, float max, double by)
 {
-    clip_kernel<<<1, 1, 0, cu(dev)->stream>>>(scale, sum, max);
+    clip_kernel<<<1, 1, 0, cu(dev)->stream>>>(scale, sum, max, by);
     CU_DONE(cu(dev), "clip");
 }
 

@@ -341,7 +341,8 @@ static void c_sumsq(struct tw_dev *d, double *sum, const float *g, int64_t n)
     flops(d, 2.0 * (double)n);
 }
 
-static void c_clip(struct tw_dev *d, float *scale, const double *sum, float max)
+static void c_clip(struct tw_dev *d, float *scale, const double *sum, float max,
+        double by)
 {
 }
 

@@ -7,7 +7,7 @@
 #include "nn/ops.h"
 
 /* Changes with every change of the structs that cross the border. */
-#define TW_CUDA_ABI (8u << 16 | (unsigned)sizeof(struct tw_ops) << 4 | \
+#define TW_CUDA_ABI (9u << 16 | (unsigned)sizeof(struct tw_ops) << 4 | \
         (unsigned)(sizeof(struct tw_head) + sizeof(struct tw_lora_run) + sizeof(struct tw_attn) + \
                    sizeof(struct tw_choice) + sizeof(struct tw_step) / 8 + \
                    sizeof(struct tw_delta_ops) / 8) % 16)

@@ -217,6 +217,7 @@ void tw_model_close(struct tw_model *m)
     if (!m)
         return;
     tw_state_pool_free(m);
+    tw_late_free(m);
     tw_stack_free(&m->stack);
     tw_mem_free(&m->rope_mem);
     tw_mem_free(&m->choices);

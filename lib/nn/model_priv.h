@@ -74,6 +74,19 @@ struct tw_module {
     int64_t n;                  /* experts: A and B are of so many, one behind the other; 1: plain */
 };
 
+/* Passes whose rows nobody has waited for yet. What comes out of them lies in pinned memory. */
+struct tw_late {
+    struct tw_late_pass {
+        struct tw_row *row;
+        int64_t n;
+        const float *logp, *entropy, *mean;     /* NULL: not asked for */
+    } *pass;
+    int64_t n, room;
+    char *mem;
+    size_t size, used;
+    int64_t mark;               /* behind the last one */
+};
+
 struct tw_model {
     uint64_t id;                /* no other model of this process has or had it */
     struct tw_dev *dev;
@@ -103,12 +116,15 @@ struct tw_model {
     int64_t npos;
     struct tw_stack stack;
     struct tw_dev *count;       /* the counting device of dev */
+    struct tw_late late;
     struct tw_devmem choices;   /* counts [nmoe, E] of choices; empty: nobody asked */
     bool record;                /* states keep experts */
     struct tw_kv_pool kv[TW_KV_KINDS], rec;     /* of decode states: keys and values, recurrent layers */
     int64_t window;             /* the widest of the layers with one; 0: no layer has one */
 };
 
+/* later.c: at the model's end. */
+void tw_late_free(struct tw_model *m);
 /* layout.c: the list of weights, without memory; then their memory. FILE is what will be read, NULL:
  * nothing. */
 void tw_model_layout(struct tw_model *m, struct tw_weights *file);

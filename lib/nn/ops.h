@@ -157,6 +157,14 @@ struct tw_ops {
     void (*fresh)(struct tw_dev *d, void *p, size_t bytes);
     void (*often)(struct tw_dev *d, void *p, size_t bytes);
     int (*sync)(struct tw_dev *d, struct tw_err *err);  /* waits; the sticky error */
+    /* Copies that nobody waits for yet, into host memory of pin() (NULL: there is none): they are made when
+     * reach() has returned for a later mark(). It waits until the device is past that point, not for what
+     * was queued behind it; the sticky error. */
+    void *(*pin)(struct tw_dev *d, size_t bytes);
+    void (*unpin)(struct tw_dev *d, void *p);
+    void (*get_later)(struct tw_dev *d, void *pinned, const void *src, size_t bytes);
+    int64_t (*mark)(struct tw_dev *d);
+    int (*reach)(struct tw_dev *d, int64_t mark, struct tw_err *err);
     /* Bytes of the device that are taken (by whom ever) and that are free; and the most FLOPs a second
      * of products of T. NULL, both: the host's, and not known. */
     void (*memory)(struct tw_dev *d, size_t *used, size_t *free);
@@ -333,9 +341,9 @@ struct tw_ops {
     void (*axpy)(struct tw_dev *d, float *y, float a, const float *x, int64_t n);   /* y += a x */
 
     /* *sum (dev, double) += sum of squares, in fixed chunks summed in order. clip: *scale (dev) =
-     * min(1, max / sqrt(sum)) (1 when max is 0), NaN when sum is not finite. */
+     * min(1, max / (sqrt(sum) / by)) / by (1 / by when max is 0), NaN when sum is not finite. */
     void (*sumsq)(struct tw_dev *d, double *sum, const float *g, int64_t n);
-    void (*clip)(struct tw_dev *d, float *scale, const double *sum, float max);
+    void (*clip)(struct tw_dev *d, float *scale, const double *sum, float max, double by);
     /* One step on n elements; the gradient is g * *scale; nothing happens when *scale is NaN. */
     void (*adamw)(struct tw_dev *d, float *w, const float *g, float *m, float *v, int64_t n,
             const struct tw_adamw *p, const float *scale);

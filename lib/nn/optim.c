@@ -15,6 +15,8 @@ void tw_optim_close(struct tw_optim *o)
         ops->free(o->dev, o->sum);
     if (o->scale)
         ops->free(o->dev, o->scale);
+    if (o->got)
+        ops->unpin(o->dev, o->got);
     free(o->span);
     free(o->gspan);
     free(o->m);
@@ -134,6 +136,11 @@ struct tw_optim *tw_optim_open(struct tw_dev *dev, const struct tw_params *param
     if (!able(ops, opts, err) || !(o->sum = ops->alloc(dev, sizeof *o->sum, err)) ||
             !(o->scale = ops->alloc(dev, sizeof *o->scale, err)))
         goto fail;
+    if (!(o->got = ops->pin(dev, sizeof *o->got))) {
+        ops->sync(dev, err);
+        tw_fail(err, NULL, 0, "no host memory for the optimizer");
+        goto fail;
+    }
     o->mem.n = tw_optim_room(opts, dev, params, NULL);
     if (tw_mem_alloc(&o->mem, dev, "the optimizer", err))
         goto fail;
@@ -317,44 +324,40 @@ void tw_optim_divide(struct tw_optim *o, double by)
     o->by = by;
 }
 
-/* What the gradients are multiplied by: the cut to CLIP, and what they are divided by. */
-static void find_scale(struct tw_optim *o, double norm, double clip)
+/* All of the update; where the gradients' squares do not add up to a number the device changes nothing. */
+static void update_all(struct tw_optim *o, double lr)
 {
-    const struct tw_ops *ops = tw_ops(o->dev);
-    float scale = (float)((clip > 0 && norm > clip ? clip / norm : 1) / (o->by > 0 ? o->by : 1));
-
-    if (o->by > 0 && o->by != 1)
-        ops->put(o->dev, o->scale, &scale, sizeof scale);
-    else
-        ops->clip(o->dev, o->scale, o->sum, (float)clip);
+    o->updates++;
+    for (int64_t k = 0; k < o->nspan; k++)
+        update(o, &o->span[k], lr);
+    if (o->opts.kind == TW_MUON)
+        update_matrices(o, lr);
+    tw_params_updated(o->dev, o->params);
 }
 
 int tw_optim_step(struct tw_optim *o, double lr, double clip, struct tw_optim_report *r,
         struct tw_err *err)
 {
     const struct tw_ops *ops = tw_ops(o->dev);
-    double sum;
+    double by = o->by > 0 ? o->by : 1;
+    int64_t mark;
 
     *r = (struct tw_optim_report){ 0 };
     tw_params_join(o->dev, o->params);
     ops->zero(o->dev, o->sum, sizeof *o->sum);
     for (int64_t k = 0; k < o->ngspan; k++)
         ops->sumsq(o->dev, o->sum, o->params->p[o->gspan[k].i].g, o->gspan[k].n);
-    if (ops->sync(o->dev, err))
+    ops->get_later(o->dev, o->got, o->sum, sizeof *o->got);
+    mark = ops->mark(o->dev);
+    ops->clip(o->dev, o->scale, o->sum, (float)clip, by);
+    update_all(o, lr);
+    if (ops->reach(o->dev, mark, err))
         return -1;
-    ops->get(o->dev, &sum, o->sum, sizeof sum);
-    r->norm = sqrt(sum) / (o->by > 0 ? o->by : 1);
-    if (!isfinite(sum)) {
+    r->norm = sqrt(*o->got) / by;
+    if (!isfinite(*o->got)) {
+        o->updates--;
         r->skipped = true;
         r->bad = bad_gradient(o, err);
-    } else {
-        o->updates++;
-        find_scale(o, r->norm, clip);
-        for (int64_t k = 0; k < o->nspan; k++)
-            update(o, &o->span[k], lr);
-        if (o->opts.kind == TW_MUON)
-            update_matrices(o, lr);
-        tw_params_updated(o->dev, o->params);
     }
     o->by = 0;
     tw_params_zero(o->dev, o->params);

@@ -21,7 +21,7 @@ struct tw_optim {
     struct tw_devmem mem;           /* that holds all these */
     struct tw_optim_span *span, *gspan;     /* gspan: whose gradients do, whatever the rest does */
     int64_t nspan, ngspan;
-    double *sum;                    /* (dev) */
+    double *sum, *got;              /* (dev), and pinned */
     float *scale;                   /* (dev) */
     int64_t updates;
     double by;                      /* what divides the next gradients; 0: nothing */

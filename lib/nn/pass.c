@@ -182,14 +182,25 @@ static struct tw_var *forward(struct walk *w)
 
 static void get_rows(struct walk *w)
 {
+    void (*get)(struct tw_dev *d, void *host, const void *src, size_t n) =
+        w->p->late ? w->t.ops->get_later : w->t.ops->get;
     struct tw_rows *r = &w->p->rows;
     size_t bytes = (size_t)r->n * sizeof(float);
 
-    w->t.ops->get(w->t.dev, r->logp, w->logp, bytes);
+    get(w->t.dev, r->logp, w->logp, bytes);
     if (w->entropy)
-        w->t.ops->get(w->t.dev, r->entropy, w->entropy, bytes);
+        get(w->t.dev, r->entropy, w->entropy, bytes);
     if (w->mean)
-        w->t.ops->get(w->t.dev, r->mean, w->mean, bytes);
+        get(w->t.dev, r->mean, w->mean, bytes);
+}
+
+/* Whoever waits for them need not wait for the way back. */
+static void get_rows_later(struct walk *w)
+{
+    if (w->counting)
+        return;
+    get_rows(w);
+    tw_late_add(w->p);
 }
 
 static int head(struct walk *w, struct tw_var *h)
@@ -316,9 +327,11 @@ int tw_pass_run(struct tw_pass *p, struct tw_dev *dev, struct tw_stack *st, stru
     }
     if (p->flags & TW_EMBED ? tw_pass_embed(p, &w.t, h, w.counting, err) : head(&w, h))
         return -1;
+    if (p->late)
+        get_rows_later(&w);
     if (w.backward)
         back(&w, x, top);
-    if (!(p->flags & TW_EMBED))
+    if (!p->late && !(p->flags & TW_EMBED))
         get_rows(&w);
     tw_routing_end(p, &w.t);
     return 0;
@@ -341,7 +354,7 @@ int tw_pass_do(struct tw_pass *p, struct tw_err *err)
         return -1;
     m->stack.top = 0;
     ret = tw_pass_run(p, m->dev, &m->stack, err);
-    if (m->ops->sync(m->dev, err))
+    if (!p->late && m->ops->sync(m->dev, err))
         return -1;
     return ret;
 }

@@ -43,16 +43,20 @@ struct tw_pass {
     float *logits;              /* (host) [nwant, V]; NULL: the device draws: */
     struct tw_choice *choice;   /* [nwant] */
     const uint8_t *allowed;     /* (dev) */
-    bool decode;
+    bool decode, late;          /* late: rows.logp and the like are the model's pinned memory */
     unsigned flags;
     struct tw_arena arena;
 };
 
 /* embed.c: what is asked in place of the head of H, the final norm's. COUNTING: nothing is there to read. */
 int tw_pass_embed(struct tw_pass *p, struct tw_tape *t, struct tw_var *h, bool counting, struct tw_err *err);
+/* later.c: N pinned numbers, NULL when there is no room before those who wait have been served; the pass's rows
+ * wait from now on, its copies being queued. */
+float *tw_late_take(struct tw_model *m, int64_t n);
+void tw_late_add(struct tw_pass *p);
 /* The same calls for both: queues the pass on DEV with activations from ST. */
 int tw_pass_run(struct tw_pass *p, struct tw_dev *dev, struct tw_stack *st, struct tw_err *err);
-/* Counts the pass, makes room and runs it; returns the device's error. */
+/* Counts the pass, makes room and runs it; returns the device's error, of a late one not yet. */
 int tw_pass_do(struct tw_pass *p, struct tw_err *err);
 /* Counts only: the peak of the stack; FLOPs add up in the counting device. */
 size_t tw_pass_count(struct tw_pass *p);

@@ -26,6 +26,24 @@ static int check_rows(const struct tw_batch *b, const struct tw_model *m, const 
     return 0;
 }
 
+/* Where the pass's log-probabilities go. */
+static void take_outputs(struct tw_pass *p)
+{
+    struct tw_rows *r = &p->rows;
+    size_t bytes = (size_t)r->n * sizeof(float);
+    int kinds = 1 + !!(p->flags & TW_ENTROPY) + !!(p->flags & TW_MEAN);
+    float *all = NULL;
+
+    if (p->flags & TW_LATER && !r->coef_fn)
+        all = tw_late_take(p->m, kinds * r->n);
+    p->late = all != NULL;
+    r->logp = all ? all : tw_arena_alloc(&p->arena, bytes);
+    if (p->flags & TW_ENTROPY)
+        r->entropy = all ? (all += r->n) : tw_arena_alloc(&p->arena, bytes);
+    if (p->flags & TW_MEAN)
+        r->mean = all ? all + r->n : tw_arena_alloc(&p->arena, bytes);
+}
+
 static void pack_rows(struct tw_pass *p, struct tw_row *row, int64_t nrow)
 {
     struct tw_rows *r = &p->rows;
@@ -37,14 +55,10 @@ static void pack_rows(struct tw_pass *p, struct tw_row *row, int64_t nrow)
     r->user = row;
     r->row = tw_arena_alloc(a, n * sizeof *r->row);
     r->target = tw_arena_alloc(a, n * sizeof *r->target);
-    r->logp = tw_arena_alloc(a, n * sizeof *r->logp);
     r->coef = tw_arena_alloc(a, n * sizeof *r->coef);
-    if (p->flags & TW_ENTROPY)
-        r->entropy = tw_arena_alloc(a, n * sizeof *r->entropy);
-    if (p->flags & TW_MEAN) {
-        r->mean = tw_arena_alloc(a, n * sizeof *r->mean);
+    if (p->flags & TW_MEAN)
         r->coef_mean = tw_arena_alloc(a, n * sizeof *r->coef_mean);
-    }
+    take_outputs(p);
     for (int64_t i = 0; i < nrow; i++)
         temps |= row[i].temp != 1;
     if (temps)
@@ -87,7 +101,7 @@ static int run(struct tw_pass *p, const struct tw_seq *seq, int64_t nseq, struct
     pack_rows(p, row, nrow);
     if (tw_pass_do(p, err))
         return -1;
-    for (int64_t i = 0; i < nrow; i++)
+    for (int64_t i = 0; i < nrow && !p->late; i++)
         tw_rows_out(&p->rows, i);
     return 0;
 }
@@ -101,7 +115,7 @@ int tw_model_run(struct tw_model *m, const struct tw_seq *seq, int64_t nseq, str
     int ret = -1;
 
     if (!(flags & TW_BACKWARD)) {
-        p.flags &= ~(unsigned)(TW_RECOMPUTE | TW_SELECTIVE);
+        p.flags &= ~(unsigned)(TW_RECOMPUTE | TW_SELECTIVE | TW_LATER);
         p.rows.coef_fn = NULL;
     }
     if (nseq > 0 && nrow > 0)

@@ -3,8 +3,11 @@
 #include "base/io.h"
 #include <stdlib.h>
 
+enum { MOST_ROWS = 1 << 18 };       /* that are waited for together */
+
 /* The rows of a pass and the sample that each belongs to. */
 struct pass {
+    struct pass *next;
     struct tw_engine_sample *s;
     int64_t n;
     struct tw_row *row;
@@ -189,32 +192,66 @@ static void collect(struct pass *p)
     }
 }
 
+/* A pass of the first K samples, which is done, or waited for. */
+static int start(struct tw_engine *e, struct pass *p, unsigned flags, struct tw_err *err)
+{
+    struct tw_seq *seq = tw_arena_alloc(p->arena, (size_t)p->n * sizeof *seq);
+    bool late = false, mean = false;
+
+    if (e->go_on && e->go_on(e->arg, err))
+        return -1;
+    fill(p, seq, p->n);
+    for (int64_t i = 0; i < p->n; i++) {
+        late |= p->s[i].loss->needs_logp;
+        mean |= p->s[i].loss->uniform > 0;
+    }
+    return tw_model_run(e->model, seq, p->n, p->row, p->nrow, flags | (mean ? TW_MEAN : 0),
+            late ? coefs : NULL, p, err);
+}
+
+/* What came out of passes P. */
+static int finish(struct tw_engine *e, struct pass *p, struct tw_err *err)
+{
+    int ret = tw_model_wait(e->model, err);
+
+    for (; p && !ret; p = p->next)
+        collect(p);
+    return ret;
+}
+
 static int run(struct tw_engine *e, struct tw_engine_sample *s, int64_t n, unsigned flags,
         struct tw_err *err)
 {
+    struct pass *first = NULL, **last = &first;
+    struct tw_err none = { 0 };
+    int64_t rows = 0;
+
     while (n > 0) {
         int64_t k = tw_engine_cut(e, s, n);
-        struct pass p = { .s = s, .n = k, .arena = &e->arena };
-        struct tw_seq *seq;
-        bool late = false, mean = false;
+        struct pass *p;
 
-        if (e->go_on && e->go_on(e->arg, err))
+        if (!first)
+            tw_arena_reset(&e->arena);
+        p = tw_arena_alloc(&e->arena, sizeof *p);
+        *p = (struct pass){ .s = s, .n = k, .arena = &e->arena };
+        if (start(e, p, flags, err)) {
+            tw_model_wait(e->model, &none);
             return -1;
-        tw_arena_reset(&e->arena);
-        seq = tw_arena_alloc(&e->arena, (size_t)k * sizeof *seq);
-        fill(&p, seq, k);
-        for (int64_t i = 0; i < k; i++)
-            late |= s[i].loss->needs_logp;
-        for (int64_t i = 0; i < k; i++)
-            mean |= s[i].loss->uniform > 0;
-        if (tw_model_run(e->model, seq, k, p.row, p.nrow, flags | (mean ? TW_MEAN : 0),
-                    late ? coefs : NULL, &p, err))
-            return -1;
-        collect(&p);
+        }
+        *last = p;
+        last = &p->next;
+        rows += p->nrow;
         s += k;
         n -= k;
+        if (tw_model_waits(e->model) && rows < MOST_ROWS)
+            continue;
+        if (finish(e, first, err))
+            return -1;
+        first = NULL;
+        last = &first;
+        rows = 0;
     }
-    return 0;
+    return finish(e, first, err);
 }
 
 int tw_engine_forward_backward(struct tw_engine *e, struct tw_engine_sample *s, int64_t n,

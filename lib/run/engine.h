@@ -59,7 +59,8 @@ struct tw_engine_sample {
 };
 
 /* Passes over the samples in their order, in packed batches of whole samples, so that no result
- * depends on where a batch is cut. FLAGS: TW_DROPOUT, TW_ENTROPY. */
+ * depends on where a batch is cut. FLAGS: TW_DROPOUT, TW_ENTROPY; TW_LATER: passes whose loss needs no
+ * log-probabilities follow each other without a wait, and the last one's way back may go on after it. */
 int tw_engine_forward_backward(struct tw_engine *e, struct tw_engine_sample *s, int64_t n,
         unsigned flags, struct tw_err *err);
 /* The same without gradients and without dropout. FLAGS: TW_ENTROPY. */

@@ -163,7 +163,7 @@ static int open_all(struct tw_trainer *t, const char *from, struct tw_err *err)
 static int backward(struct tw_trainer *t, struct tw_engine_sample *s, int64_t n, unsigned flags,
         struct tw_err *err)
 {
-    return tw_engine_forward_backward(&t->engine, s, n, flags, err);
+    return tw_engine_forward_backward(&t->engine, s, n, flags | TW_LATER, err);
 }
 
 static int score(struct tw_trainer *t, struct tw_engine_sample *s, int64_t n, unsigned flags,

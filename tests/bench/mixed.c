@@ -77,8 +77,8 @@ static double run(struct mixed *b, int k, int which, bool step)
         n++;
     }
     t0 = now();
-    if (tw_model_run(b->m, s, n, b->row, rows, TW_BACKWARD, NULL, NULL, &err) ||
-            (step && update(b, k, &err)) || tw_ops(b->dev)->sync(b->dev, &err)) {
+    if (tw_model_run(b->m, s, n, b->row, rows, TW_BACKWARD | TW_LATER, NULL, NULL, &err) ||
+            (step && update(b, k, &err)) || tw_model_wait(b->m, &err) || tw_ops(b->dev)->sync(b->dev, &err)) {
         fprintf(stderr, "mixed: %s\n", err.msg);
         t0 = INFINITY;
     }

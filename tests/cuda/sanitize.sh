@@ -84,7 +84,7 @@ cases()
 		for p in $here/../unit/cuda*.c $here/../unit/draw*.c $here/../unit/exact*.c; do
 			n=$(basename $p .c)
 			for f in $(grep -o 'RUN([a-z_0-9]*)' $p | tr -d 'RUN()'); do
-				echo "$n:$f TEST_QUICK=1 TEST_ONLY=$f TW_TEST_DEVICE=cuda $B/tests/$n"
+				echo "$n:$f TEST_QUICK=1 TEST_ONLY=$f $B/tests/$n"
 			done
 		done
 	fi

@@ -423,7 +423,7 @@ static void updates(void)
         C(sumsq, sc, g.c.data, n), G(sumsq, sg, g.g.data, n);
         C(get, &a, sc, 8), G(get, &b, sg, 8);
         CHECK_NEAR(b / a, 1, 1e-12);
-        C(clip, xc, sc, 0.5f), G(clip, xg, sg, 0.5f);
+        C(clip, xc, sc, 0.5f, 3), G(clip, xg, sg, 0.5f, 3);
         C(adamw, w.c.data, g.c.data, m.c.data, v.c.data, n, &p, xc);
         G(adamw, w.g.data, g.g.data, m.g.data, v.g.data, n, &p, xg);
         same(&w, "adamw w"), same(&m, "adamw m"), same(&v, "adamw v");
@@ -434,7 +434,7 @@ static void updates(void)
         C(axpy, w.c.data, 0.5f, g.c.data, n), G(axpy, w.g.data, 0.5f, g.g.data, n);
         same(&w, "sgd"), same(&m, "sgd m");
         a = NAN;
-        G(put, sg, &a, 8), G(clip, xg, sg, 1), G(sgd, w.g.data, g.g.data, NULL, n, 1, 0, 0, xg);
+        G(put, sg, &a, 8), G(clip, xg, sg, 1, 1), G(sgd, w.g.data, g.g.data, NULL, n, 1, 0, 0, xg);
         same(&w, "a norm that is no number changes nothing");
         C(free, sc), G(free, sg), C(free, xc), G(free, xg);
         done(&w), done(&g), done(&m), done(&v);

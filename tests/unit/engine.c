@@ -33,13 +33,15 @@ static void make_samples(void)
         weight[i] = i % 4 == 3 ? 0 : 1 + (float)i / 8;
 }
 
-static void open_world(struct world *w, enum tw_dtype dtype)
+static void open_world_on(struct world *w, const char *device, enum tw_dtype dtype)
 {
     struct tw_model_opts mo = { .dtype = dtype };
     struct tw_optim_opts oo = { .kind = TW_ADAMW, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8 };
     struct tw_err err = { 0 };
 
-    *w = (struct world){ .dev = tw_cpu_open(2, "auto", &err) };
+    *w = (struct world){ .dev = device ? tw_dev_open(device, 0, &err) : tw_cpu_open(2, "auto", &err) };
+    if (!w->dev)
+        return;
     w->model = tw_model_open("tests/data/models/qwen3", w->dev, &mo, &err);
     CHECK_STR(err.msg, "");
     for (int i = 0; i < ADAPTERS; i++) {
@@ -51,6 +53,11 @@ static void open_world(struct world *w, enum tw_dtype dtype)
         w->optim[i] = tw_optim_open(w->dev, tw_adapter_params(w->adapter[i]), true, &oo, &err);
     }
     w->e = (struct tw_engine){ .model = w->model, .micro_tokens = 64 };
+}
+
+static void open_world(struct world *w, enum tw_dtype dtype)
+{
+    open_world_on(w, NULL, dtype);
 }
 
 static void close_world(struct world *w)
@@ -169,6 +176,73 @@ static void late_coefficients_are_the_same(void)
     close_world(&w);
 }
 
+/* Stops after some passes. */
+static int stop(void *arg, struct tw_err *err)
+{
+    int *left = arg;
+
+    return (*left)-- > 0 ? 0 : tw_fail(err, NULL, 0, "enough");
+}
+
+/* Two steps of one adapter, passes of two losses in turn, the second step after a call that failed on its way. */
+static void steps_later(struct world *w, unsigned flags, struct tw_engine_sample *s, float lp[][LONGEST],
+        double norm[2])
+{
+    struct tw_optim_report r;
+    struct tw_err err = { 0 };
+    int left = 3;
+
+    for (int t = 0; t < 2; t++) {
+        int64_t n = take(w, -1, s);
+
+        for (int64_t i = 0; i < n; i++) {
+            s[i].adapter = w->adapter[0];
+            s[i].logp = lp[i];
+            s[i].loss = i % 4 == 3 ? &late : &ce;
+        }
+        CHECK(tw_engine_forward_backward(&w->e, s, n, flags, &err) == 0);
+        CHECK(tw_model_waits(w->model) == 0);
+        CHECK(tw_engine_optim_step(&w->e, w->optim[0], 0.01, 1, &r, &err) == 0 && !r.skipped);
+        norm[t] = r.norm;
+        if (t)
+            break;
+        w->e.go_on = stop;
+        w->e.arg = &left;
+        CHECK(tw_engine_forward_backward(&w->e, s, n, flags, &err) != 0);
+        CHECK(tw_model_waits(w->model) == 0);
+        CHECK_STR(err.msg, "enough");
+        err = (struct tw_err){ 0 };
+        w->e.go_on = NULL;
+        tw_params_zero(w->dev, tw_adapter_params(w->adapter[0]));
+    }
+}
+
+/* Passes that nobody waits for in between give what those give that are waited for, one by one. */
+static void what_is_waited_for_later_is_the_same(void)
+{
+    static const char *const device[] = { NULL, "cuda" };
+    struct tw_engine_sample s[2][SAMPLES];
+    double norm[2][2];
+
+    for (int i = 0; i < 4; i++) {
+        struct world w;
+
+        for (int k = 0; k < 2; k++) {
+            open_world_on(&w, device[i / 2], i % 2 ? TW_BF16 : TW_F32);
+            if (!w.dev)
+                return;
+            w.e.micro_tokens = 40;
+            steps_later(&w, k ? TW_LATER : 0, s[k], logp[k], norm[k]);
+            close_world(&w);
+        }
+        CHECK(norm[0][0] > 0 && norm[0][0] == norm[1][0] && norm[0][1] == norm[1][1]);
+        for (int64_t q = 0; q < SAMPLES; q++) {
+            CHECK(s[0][q].sum == s[1][q].sum && s[0][q].sum > 0);
+            CHECK(!memcmp(logp[0][q], logp[1][q], (size_t)length[q] * sizeof(float)));
+        }
+    }
+}
+
 /* Scoring: no dropout, no gradient, the loss of the training pass where that has no dropout. */
 static void scores_are_those_of_training(void)
 {
@@ -270,6 +344,7 @@ int main(void)
     RUN(a_mixed_batch_gives_each_adapter_the_bits_of_its_own_step);
     RUN(the_cut_and_recomputation_change_nothing);
     RUN(late_coefficients_are_the_same);
+    RUN(what_is_waited_for_later_is_the_same);
     RUN(scores_are_those_of_training);
     RUN(targets_of_their_own);
     RUN(label_smoothing_is_a_loss_with_its_gradient);

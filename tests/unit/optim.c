@@ -1,4 +1,5 @@
-/* optim.c - updates against the formulas in double, what decays, clipping, skipping, files */
+/* optim.c - updates against the formulas in double, what decays, clipping, skipping, files; on the CPU and, where
+ * there is one, on a GPU */
 #include "test.h"
 #include "base/io.h"
 #include "nn/optim.h"
@@ -15,11 +16,13 @@ struct set {
     struct tw_optim *o;
 };
 
+static bool on_gpu;
+
 static void open_set(struct set *s, const struct tw_optim_opts *opts)
 {
     struct tw_err err = { 0 };
 
-    *s = (struct set){ .dev = tw_cpu_open(1, "auto", &err) };
+    *s = (struct set){ .dev = on_gpu ? tw_dev_open("cuda", 0, &err) : tw_cpu_open(1, "auto", &err) };
     for (int i = 0; i < 2; i++) {
         s->p[i] = (struct tw_param){ .name = i ? "norm" : "matrix", .n = N, .matrix = !i,
             .w = { .dtype = TW_F32, .rows = i ? 1 : 2, .cols = i ? 6 : 3 } };
@@ -174,6 +177,15 @@ static void the_norm_is_of_everything_and_before_clipping(void)
     put(&s, 0, true, three);
     CHECK(tw_optim_step(s.o, 1, 1e9, &r, &err) == 0);
     CHECK_NEAR(get(&s, 0, false)[0], -6.6, 1e-6);
+    put(&s, 0, true, three);
+    put(&s, 1, true, four);
+    tw_optim_divide(s.o, 5);                        /* once */
+    CHECK(tw_optim_step(s.o, 1, 0.5, &r, &err) == 0);
+    CHECK_NEAR(r.norm, 1, 1e-12);
+    CHECK_NEAR(get(&s, 0, false)[0], -6.9, 1e-6);   /* both times 0.5 / 5 */
+    put(&s, 0, true, three);
+    CHECK(tw_optim_step(s.o, 1, 0, &r, &err) == 0 && r.norm == 3);
+    CHECK_NEAR(get(&s, 0, false)[0], -9.9, 1e-6);
     close_set(&s);
 }
 
@@ -250,7 +262,41 @@ static void moments_go_through_a_file(void)
     close_set(&b);
 }
 
-int main(void)
+/* A step that was skipped leaves no trace in those that follow. */
+static void what_is_skipped_leaves_no_trace(void)
+{
+    struct tw_optim_opts opts[] = { { .kind = TW_ADAMW, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .decay = 0.1 },
+        { .kind = TW_SGD, .momentum = 0.5 } };
+    const float bad[N] = { NAN };
+
+    for (int k = 0; k < 2; k++) {
+        float w[2][N];
+
+        for (int skip = 0; skip < 2; skip++) {
+            struct tw_optim_report r;
+            struct tw_err err = { 0 };
+            struct set s;
+
+            open_set(&s, &opts[k]);
+            put(&s, 0, false, start);
+            for (int t = 0; t < 3; t++) {
+                if (skip) {
+                    put(&s, 0, true, bad);
+                    CHECK(tw_optim_step(s.o, 0.1, 1, &r, &err) == 0 && r.skipped);
+                    CHECK(!memcmp(get(&s, 0, true), zero, sizeof zero));
+                }
+                put(&s, 0, true, slope);
+                CHECK(tw_optim_step(s.o, 0.1, 1, &r, &err) == 0 && !r.skipped);
+            }
+            CHECK_INT(tw_optim_updates(s.o), 3);
+            memcpy(w[skip], get(&s, 0, false), sizeof w[skip]);
+            close_set(&s);
+        }
+        CHECK(!memcmp(w[0], w[1], sizeof w[0]));
+    }
+}
+
+static void all(void)
 {
     RUN(adamw_is_the_formula);
     RUN(sgd_has_a_momentum);
@@ -258,6 +304,21 @@ int main(void)
     RUN(only_matrices_decay);
     RUN(the_norm_is_of_everything_and_before_clipping);
     RUN(a_gradient_that_is_not_finite_changes_nothing);
+    RUN(what_is_skipped_leaves_no_trace);
     RUN(moments_go_through_a_file);
+}
+
+int main(void)
+{
+    struct tw_err err = { 0 };
+    struct tw_dev *gpu;
+
+    all();
+    gpu = tw_dev_open("cuda", 0, &err);
+    on_gpu = gpu != NULL;
+    if (on_gpu)
+        all();
+    if (gpu)
+        tw_dev_close(gpu);
     return test_end();
 }

@@ -74,6 +74,27 @@ static int cpu_sync(struct tw_dev *dev, struct tw_err *err)
     return -1;
 }
 
+/* Nothing is ever on its way. */
+static void *cpu_pin(struct tw_dev *dev, size_t bytes)
+{
+    return malloc(bytes);
+}
+
+static void cpu_unpin(struct tw_dev *dev, void *p)
+{
+    free(p);
+}
+
+static int64_t cpu_mark(struct tw_dev *dev)
+{
+    return 0;
+}
+
+static int cpu_reach(struct tw_dev *dev, int64_t mark, struct tw_err *err)
+{
+    return cpu_sync(dev, err);
+}
+
 void *tw_cpu_scratch(struct tw_cpu *d, enum tw_slot s, size_t bytes)
 {
     if (d->slot[s].n < bytes || !d->slot[s].p) {
@@ -101,6 +122,7 @@ static const struct tw_ops cpu_ops = {
     .name = "cpu", .alone = true, .sets = true, .low_in = true, .in_place = true, .close = tw_cpu_close,
     .alloc = cpu_alloc, .free = cpu_free, .put = cpu_copy, .get = cpu_copy, .copy = cpu_copy,
     .zero = cpu_zero, .often = tw_cpu_often, .fresh = tw_cpu_fresh, .sync = cpu_sync,
+    .pin = cpu_pin, .unpin = cpu_unpin, .get_later = cpu_copy, .mark = cpu_mark, .reach = cpu_reach,
     .mat_elems = tw_cpu_mat_elems, .mat_put = tw_cpu_mat_put, .mat_get = tw_cpu_mat_get,
     .mat_cast = tw_cpu_mat_cast, .embed = tw_cpu_embed, .embed_bwd = tw_cpu_embed_bwd,
     .rmsnorm = tw_cpu_rmsnorm, .rmsnorm_bwd = tw_cpu_rmsnorm_bwd,

@@ -427,14 +427,11 @@ void tw_cpu_adamw_sums(struct tw_dev *dev, double *sum, const struct tw_adamw_it
     }
 }
 
-void tw_cpu_clip(struct tw_dev *d, float *scale, const double *sum, float max)
+void tw_cpu_clip(struct tw_dev *d, float *scale, const double *sum, float max, double by)
 {
-    if (!isfinite(*sum))
-        *scale = NAN;
-    else if (max == 0 || sqrt(*sum) <= max)
-        *scale = 1;
-    else
-        *scale = (float)(max / sqrt(*sum));
+    double norm = sqrt(*sum) / by;
+
+    *scale = isfinite(*sum) ? (float)((max > 0 && norm > (double)max ? (double)max / norm : 1) / by) : NAN;
 }
 
 static void adamw_piece(void *arg, int64_t i, int thread)
