@@ -93,6 +93,98 @@ static void few_rows(void)
     free(x), free(w);
 }
 
+/* y or, of T rows of sums that run over w's rows, dx: with what else is added to it. To be freed. */
+static float *added(struct help_dev *h, bool dx, const float *in, const struct tw_mat *m, const float *bias,
+        const float *res, int64_t T)
+{
+    int64_t n = dx ? m->cols : m->rows, K = dx ? m->rows : m->cols;
+    struct tw_tensor x = help_tensor(h->d, in, T, K, K + 3), r = help_tensor(h->d, res, T, n, n);
+    struct tw_tensor y = help_tensor(h->d, dx ? res : NULL, T, n, n + 1);
+    float *got;
+
+    if (dx)
+        ON(linear_dx, &y, true, &x, m);
+    else
+        ON(linear, &y, &x, m, bias, &r);
+    CHECK(help_tensor_clean(h->d, &y));
+    got = help_tensor_get(h->d, &y);
+    tw_ops(h->d)->free(h->d, x.data), tw_ops(h->d)->free(h->d, y.data), tw_ops(h->d)->free(h->d, r.data);
+    return got;
+}
+
+/* Many rows of long sums, for which strips take turns: a row has the bits that it has among few, whatever its
+ * sum goes on from and is added to. */
+static void long_sums(void)
+{
+    enum { LONG = 1500, OUT = 87, T = 2100, FEW = 37 };
+    static const int64_t at[] = { 0, 250, 511, 1040, T - FEW };
+    float *x = help_rand(T * LONG, 1, 1), *w = help_rand(LONG * OUT, 2, 1), *b = help_rand(OUT, 3, 1);
+    float *res = help_rand(T * OUT, 4, 1);
+
+    DEVS(h) {
+        float *bias = help_put(h->d, b, OUT * 4);
+
+        for (int dx = 0; dx < 2; dx++) {
+            struct tw_mat m = help_mat(h->d, w, dx ? LONG : OUT, dx ? OUT : LONG, TW_F32);
+            float *all = added(h, dx, x, &m, bias, res, T);
+
+            for (int i = 0; i < 5; i++) {
+                float *few = added(h, dx, x + at[i] * LONG, &m, bias, res + at[i] * OUT, FEW);
+
+                CHECK(help_same(few, all + at[i] * OUT, FEW * OUT * 4, dx ? "long dx" : "long sum"));
+                free(few);
+            }
+            free(all);
+            tw_ops(h->d)->free(h->d, m.data);
+        }
+        tw_ops(h->d)->free(h->d, bias);
+    }
+    free(x), free(w), free(b), free(res);
+}
+
+/* The gradient of a matrix [n, K], which goes on from WAS. To be freed. */
+static float *gradient(struct help_dev *h, const float *x, const float *dy, const float *was, int64_t T,
+        int64_t n, int64_t K)
+{
+    struct tw_mat g = help_mat(h->d, was, n, K, TW_F32);
+    struct tw_tensor vx = help_tensor(h->d, x, T, K, K), vy = help_tensor(h->d, dy, T, n, n);
+    float *got;
+
+    ON(linear_dw, &g, NULL, &vy, &vx);
+    got = help_mat_get(h->d, &g);
+    tw_ops(h->d)->free(h->d, vx.data), tw_ops(h->d)->free(h->d, vy.data), tw_ops(h->d)->free(h->d, g.data);
+    return got;
+}
+
+/* A matrix whose gradient is of several items in both directions: a number of it has the bits that it has
+ * among few rows of the matrix. */
+static void wide_gradients(void)
+{
+    enum { OUT = 1601, IN = 1100, T = 330, FEW = 9 };
+    static const int64_t t0[] = { 0, 45, T }, at[] = { 0, 530, 800, OUT - FEW };
+    float *x = help_rand(T * IN, 1, 1), *dy = help_rand((int64_t)T * OUT, 2, 1);
+    float *was = help_rand((int64_t)OUT * IN, 3, 1), *part = tw_xcalloc(T * FEW, sizeof *part);
+
+    DEVS(h) {
+        float *all;
+
+        ON(begin, TW_F32, t0, 2);
+        all = gradient(h, x, dy, was, T, OUT, IN);
+        for (int i = 0; i < 4; i++) {
+            float *few;
+
+            for (int64_t t = 0; t < T; t++)
+                memcpy(part + t * FEW, dy + t * OUT + at[i], FEW * 4);
+            few = gradient(h, x, part, was + at[i] * IN, T, FEW, IN);
+            CHECK(help_same(few, all + at[i] * IN, FEW * IN * 4, "gradient"));
+            free(few);
+        }
+        free(all);
+        ON(begin, TW_F32, NULL, 0);
+    }
+    free(x), free(dy), free(was), free(part);
+}
+
 /* All terms are alike, so that what is missing in one is missing in the sum. */
 static void alike(void)
 {
@@ -196,6 +288,8 @@ int main(void)
     help_open();
     RUN(random_data);
     RUN(few_rows);
+    RUN(long_sums);
+    RUN(wide_gradients);
     RUN(alike);
     RUN(scales);
     RUN(ones);

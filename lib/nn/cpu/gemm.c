@@ -264,7 +264,7 @@ void tw_cpu_gemm(struct tw_cpu *d, const struct tw_gemm *g)
     if (tw_share_run(d, g, 1))
         return;
     assert(!g->f.packed);
-    items = tw_strip_plan(&j);
+    items = tw_strip_plan(&j, true);
     for (int64_t e = 0; e < g->nside && !j.sides; e++)
         side_gemm(d, g, &g->side[e]);
     if (items)
@@ -280,7 +280,7 @@ static int64_t plan_group(struct tw_cpu *d, struct tw_prod *j, const struct tw_g
 
     for (int i = 0; i < n; i++) {
         j[i] = tw_prod_of(d, &g[i]);
-        items = g[i].m > 0 ? tw_strip_plan(&j[i]) : 0;
+        items = g[i].m > 0 ? tw_strip_plan(&j[i], false) : 0;
         if (!items || !j[i].sides || j[i].mc != j[0].mc || j[i].s != j[0].s)
             return 0;
         for (int64_t m = 0; m < g[i].nmore; m++)        /* a side product's columns are packed whole */

@@ -14,6 +14,7 @@ struct tw_prod {
     int64_t s, kc;              /* length of the sum and of a block, in words */
     int mr, pr;
     bool strips, sides;         /* the way of strips; its items do side products as well */
+    bool turns;                 /* all strips take their turn for each block of the sum */
     int n;                      /* strips: products of one A, one behind the other */
 };
 
@@ -69,7 +70,7 @@ void tw_prod_load(const struct tw_prod *j, const struct tw_tile *t, int64_t p, i
 /* A strip, and what its blocks go on with after their own sum. */
 struct tw_strip {
     int64_t p, c0, n;           /* its first panel; its columns */
-    int64_t p1;                 /* behind the item's last panel */
+    int64_t p0, p1;             /* the item's first panel, and behind its last one */
     const float *there;         /* of B, whose split is in half_of(half) */
     int half;
     int np;
@@ -83,8 +84,9 @@ struct tw_strip {
 /* A strip of the rows that are packed, from the sum to C. */
 void tw_strip_run(const struct tw_prod *j, const struct tw_tile *t, struct tw_strip *e);
 
-/* Cuts C for the way of strips. Returns the items; 0: it is not for this shape. */
-int64_t tw_strip_plan(struct tw_prod *j);
+/* Cuts C for the way of strips. Returns the items; 0: it is not for this shape. ALONE: no other product
+ * has its A. */
+int64_t tw_strip_plan(struct tw_prod *j, bool alone);
 void tw_strip_job(void *prod, int64_t i, int thread);
 
 /* N products of one A that all threads pack once; false: not these. */

@@ -8,6 +8,7 @@
 #include <assert.h>
 
 #define L2_WORDS ((int64_t)96 << 10)    /* of packed rows: what leaves room for panels of B */
+#define TURN_WORDS ((int64_t)380 << 10) /* of 2 MiB: packed rows and their sums */
 
 static struct tw_tile tile_at(const struct tw_prod *j, int thread, int64_t r0)
 {
@@ -15,7 +16,7 @@ static struct tw_tile tile_at(const struct tw_prod *j, int thread, int64_t r0)
 
     t.c = (float *)j->d->own + (size_t)thread * TW_OWN_WORDS;
     t.b = t.c + TW_OWN_WORDS - TW_B_WORDS;
-    t.a = t.c + TW_STRIP_WORDS;
+    t.a = t.c + (j->turns ? (t.r1 - t.r0) * j->nc * 16 : TW_STRIP_WORDS);
     t.more = t.a + (t.r1 - t.r0) * j->s;
     return t;
 }
@@ -178,14 +179,26 @@ static struct tw_next next_of(const struct tw_prod *j, const struct tw_strip *e,
         .panels = tw_min(left, e->np), .n = tw_min(j->kc, j->s - to) * 64 / blocks };
 }
 
+/* The panel and the number of the sum that come behind words [s, s + n) of a strip. */
+static int64_t behind(const struct tw_prod *j, const struct tw_strip *e, int64_t s, int64_t n, int64_t *at)
+{
+    bool on = s + n < j->s, last = e->p + j->pr >= e->p1;
+
+    if (j->turns) {
+        *at = tw_prod_at(j, last ? s + n : s);
+        return !last ? e->p + j->pr : on ? e->p0 : e->p1;
+    }
+    *at = on ? tw_prod_at(j, s + n) : 0;
+    return on ? e->p : e->p + j->pr;
+}
+
 /* The split of words [s, s + n) of a strip's B, and what comes behind them to be split meanwhile, where
  * that is whole steps. */
 static const float *split_of(const struct tw_prod *j, const struct tw_tile *t, struct tw_strip *e,
         int64_t s, int64_t n, struct tw_split *next)
 {
     const struct tw_factors *f = &j->g->f;
-    int64_t p = s + n < j->s ? e->p : e->p + j->pr, at = s + n < j->s ? tw_prod_at(j, s + n) : 0, bp;
-    int64_t len = tw_min(tw_prod_at(j, j->kc), f->s - at);
+    int64_t at, bp, p = behind(j, e, s, n, &at), len = tw_min(tw_prod_at(j, j->kc), f->s - at);
     const float *here = (const float *)f->b + (e->p * f->s + tw_prod_at(j, s)) * 16;
     struct tw_tile to = { .b = half_of(j, t, e->half) };
 
@@ -194,7 +207,7 @@ static const float *split_of(const struct tw_prod *j, const struct tw_tile *t, s
     e->half = !e->half;
     e->there = NULL;
     /* Where further products come in between, they use both places. */
-    if (p < e->p1 && len % 32 == 0 && (p == e->p || e->fused)) {
+    if (p < e->p1 && len % 32 == 0 && (p == e->p || e->fused || j->turns)) {
         e->there = (const float *)f->b + (p * f->s + at) * 16;
         *next = (struct tw_split){ .src = e->there, .dst = (uint32_t *)half_of(j, t, e->half),
             .ld = 16, .left = len / 2, .pairs = len / 2, .panels = tw_min(j->pr, e->p1 - p),
@@ -216,12 +229,18 @@ static void strip_few(const struct tw_prod *j, const struct tw_tile *t, const st
     (j->split ? j->d->k->few32 : j->d->k->few16)(&w);
 }
 
+/* Words of A from S on, of which those alone are packed whose turn it is. */
+static const float *a_at(const struct tw_prod *j, const struct tw_tile *t, int64_t s)
+{
+    return t->a + (j->turns ? 0 : s * (t->r1 - t->r0));
+}
+
 /* Words [s, s + n) of a strip's sum in the thread's own memory. */
 static void strip_split(const struct tw_prod *j, const struct tw_tile *t, struct tw_strip *e, int64_t s,
         int64_t n)
 {
     int64_t rows = t->r1 - t->r0;
-    struct tw_whole w = { .part = { { .a = t->a + s * rows, .s = n, .bp = n * 16 } }, .parts = 1,
+    struct tw_whole w = { .part = { { .a = a_at(j, t, s), .s = n, .bp = n * 16 } }, .parts = 1,
         .from = s || j->g->cont ? t->c : NULL, .ldf = t->ld, .c = t->c, .ldc = t->ld,
         .n = e->np * 16, .scale = 1, .rows = rows };
 
@@ -237,7 +256,7 @@ static void strip_last(const struct tw_prod *j, const struct tw_tile *t, struct 
     int64_t rows = t->r1 - t->r0;
     const struct tw_kern *k = j->d->k;
     void (*whole)(const struct tw_whole *, int) = j->bf ? k->whole16 : j->split ? k->whole32 : k->whole;
-    struct tw_whole w = { .part = { { .a = t->a + s * rows, .s = n } }, .parts = 1 + e->parts,
+    struct tw_whole w = { .part = { { .a = a_at(j, t, s), .s = n } }, .parts = 1 + e->parts,
         .from = s ? t->c : NULL, .ldf = s ? t->ld : g->ldc, .c = g->c + t->r0 * g->ldc + e->c0,
         .ldc = g->ldc, .n = e->n, .scale = g->scale,
         .bias = g->bias ? g->bias + e->c0 : NULL,
@@ -338,17 +357,52 @@ void tw_strip_run(const struct tw_prod *j, const struct tw_tile *t, struct tw_st
             g->res ? g->res + t->r0 * g->ldres + e->c0 : NULL, g->ldres);
 }
 
+/* The strip of item E that begins with panel P. */
+static void strip_at(const struct tw_prod *j, struct tw_strip *e, int64_t p, int64_t np)
+{
+    e->p = p;
+    e->np = (int)tw_min(np, e->p1 - p);
+    e->c0 = p * 16;
+    e->n = tw_min(j->g->n - e->c0, e->np * 16);
+}
+
+/* All strips for each block of the sum in turn, whose sums stay in L2: few rows for many columns would have
+ * each panel read and split for no more rows than have room for all of their sum. */
+static void strips_in_turn(const struct tw_prod *j, const struct tw_tile *t, struct tw_strip *e)
+{
+    int64_t rows = t->r1 - t->r0;
+    struct tw_tile to = *t;
+
+    for (int64_t s = 0; s < j->s; s += j->kc) {
+        int64_t n = tw_min(j->kc, j->s - s);
+
+        tw_prod_pack_a(j, t->a, &j->g->f, t->r0, t->r1, s, n);
+        for (int64_t p = e->p0; p < e->p1; p += j->pr) {
+            strip_at(j, e, p, j->pr);
+            to.c = t->c + (p - e->p0) * 16 * rows;
+            if (!s && j->g->cont)
+                tw_prod_load(j, &to, e->p, e->np);
+            if (s + n < j->s)
+                strip_split(j, &to, e, s, n);
+            else
+                strip_last(j, &to, e, s, n);
+        }
+    }
+}
+
 /* All strips of a product for the rows that are packed. */
 static void strips(const struct tw_prod *j, const struct tw_tile *t, int64_t i)
 {
     int64_t p0 = i % j->nj * j->nc, p1 = tw_min((j->g->n + 15) / 16, p0 + j->nc), np = t->ld / 16;
-    struct tw_strip e = { .p1 = p1 };
+    struct tw_strip e = { .p0 = p0, .p1 = p1 };
 
+    if (j->turns) {
+        strips_in_turn(j, t, &e);
+        return;
+    }
     strip_open(j, t, &e);
-    for (e.p = p0; e.p < p1; e.p += np) {
-        e.np = (int)tw_min(np, p1 - e.p);
-        e.c0 = e.p * 16;
-        e.n = tw_min(j->g->n - e.c0, e.np * 16);
+    for (int64_t p = p0; p < p1; p += np) {
+        strip_at(j, &e, p, np);
         tw_strip_run(j, t, &e);
     }
 }
@@ -358,7 +412,7 @@ void tw_strip_job(void *prod, int64_t i, int thread)
     const struct tw_prod *j = prod;
     struct tw_tile t = tile_at(j, thread, i / j->nj * j->mc);
 
-    for (int64_t s = 0; s < j->s; s += j->kc)
+    for (int64_t s = 0; s < j->s && !j->turns; s += j->kc)
         tw_prod_pack_a(j, t.a + s * (t.r1 - t.r0), &j->g->f, t.r0, t.r1, s,
                 tw_min(j->kc, j->s - s));
     for (int q = 0; q < j->n; q++)
@@ -384,7 +438,27 @@ static int64_t row_words(const struct tw_prod *j)
     return panels + (j->g->nmore ? bases * tw_min(most, TW_KC) + TW_KC : 0);
 }
 
-int64_t tw_strip_plan(struct tw_prod *j)
+/* Takes turns where that gives a panel half as many rows again as the MOST that have room for their sum. */
+static bool plan_turns(struct tw_prod *j, int64_t most)
+{
+    const struct tw_gemm *g = j->g;
+    int64_t np = tw_up((g->n + 15) / 16, j->pr), threads = j->d->threads, rows;
+
+    j->kc = tw_prod_even(j, j->d->k->kc32);
+    rows = tw_min(TURN_WORDS, TW_OWN_WORDS - TW_B_WORDS) / (np * 16 + j->kc) / j->mr * j->mr;
+    if (2 * rows < 3 * most || g->nside || g->nmore || j->s <= j->kc)
+        return false;
+    rows = tw_up((g->m + rows - 1) / rows, threads);
+    if (rows < 2 * threads)
+        return false;
+    j->mc = tw_up((g->m + rows - 1) / rows, j->mr);
+    j->nc = np;
+    j->nj = 1;
+    j->turns = j->strips = j->sides = true;
+    return true;
+}
+
+int64_t tw_strip_plan(struct tw_prod *j, bool alone)
 {
     const struct tw_gemm *g = j->g;
     const struct tw_kern *k = j->d->k;
@@ -400,6 +474,9 @@ int64_t tw_strip_plan(struct tw_prod *j)
     most = most / j->mr * j->mr;
     if (most < j->mr)
         return 0;
+    j->n = 1;
+    if (j->split && alone && plan_turns(j, most))
+        return (g->m + j->mc - 1) / j->mc;
     rows = (g->m + most - 1) / most;
     if (np <= 256 && rows < items && g->m >= 64 * j->d->threads)    /* rather rows than columns */
         rows = tw_max(rows, tw_min(items, (g->m + 63) / 64));   /* no item gets more than it has room for */
@@ -416,6 +493,5 @@ int64_t tw_strip_plan(struct tw_prod *j)
     j->kc = tw_prod_even(j, !j->few && j->split ? k->kc32 : g->m <= 32 ? j->s : j->bf ? k->kc16 : TW_KC);
     j->strips = true;
     j->sides = j->nj == 1;
-    j->n = 1;
     return rows * j->nj;
 }
