@@ -148,18 +148,18 @@ enum tw_run_flags {
     TW_MEAN = 16,               /* label smoothing: row.mean, row.coef_mean */
     TW_SELECTIVE = 32,          /* make norms and gated units again going back, keep the rest */
     TW_EMBED = 64,              /* tw_model_plan() of tw_model_embed() */
-    TW_LATER = 128,             /* with TW_BACKWARD: rows have what comes out after tw_model_wait() */
+    TW_LATER = 128,             /* with TW_BACKWARD: the call may return before the way back is over */
 };
 /* Runs a packed batch. COEF_FN (may be NULL): called with rows whose logp is filled, to set coef, for
- * losses whose gradient needs the log-probabilities first (the head is then passed twice); it has no
- * TW_LATER. With that the call returns when the pass is queued, and ROW is to stay. */
+ * losses whose gradient needs the log-probabilities first (the head is then passed twice). With
+ * TW_LATER and no COEF_FN rows, which are to stay, and balances have what comes out after tw_model_wait(). */
 int tw_model_run(struct tw_model *m, const struct tw_seq *seq, int64_t nseq, struct tw_row *row,
         int64_t nrow, unsigned flags,
         int (*coef_fn)(void *arg, struct tw_row *row, int64_t nrow, struct tw_err *err), void *arg,
         struct tw_err *err);
 
-/* Waits for the log-probabilities of all passes with TW_LATER, not for their way back: rows have them (after
- * an error they do not), and are let go. How many passes are waited for. */
+/* Waits for what comes out of all passes that nobody has waited for, not for their way back, and lets go of
+ * their rows, also after an error, when nothing has come. How many they are. */
 int tw_model_wait(struct tw_model *m, struct tw_err *err);
 int64_t tw_model_waits(const struct tw_model *m);
 

@@ -80,10 +80,20 @@ struct tw_late {
         struct tw_row *row;
         int64_t n;
         const float *logp, *entropy, *mean;     /* NULL: not asked for */
+        struct tw_late_balance {
+            double *out, rows;  /* as in struct tw_seq; what divides it, squared */
+        } *balance;             /* [nseq], of E experts each: */
+        int64_t nseq, E;
+        const int32_t *count;   /* NULL: not asked for */
+        const float *sum;
     } *pass;
     int64_t n, room;
-    char *mem;
-    size_t size, used;
+    struct tw_late_mem {
+        char *p;
+        size_t size;
+    } *mem;                     /* of mem[at] so much is used, of those behind it nothing */
+    int64_t nmem, at;
+    size_t used;
     int64_t mark;               /* behind the last one */
 };
 

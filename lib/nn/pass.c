@@ -197,10 +197,37 @@ static void get_rows(struct walk *w)
 /* Whoever waits for them need not wait for the way back. */
 static void get_rows_later(struct walk *w)
 {
+    const int32_t *count;
+    const float *sum;
+
     if (w->counting)
         return;
     get_rows(w);
-    tw_late_add(w->p);
+    tw_routing_later(w->p, &w->t, &count, &sum);
+    tw_late_add(w->p, count, sum);
+}
+
+/* The one wait of a loss that needs its log-probabilities first. */
+static int coefs(struct walk *w)
+{
+    struct tw_rows *r = &w->p->rows;
+
+    const int32_t *count = NULL;
+    const float *sum = NULL;
+
+    get_rows(w);
+    if (w->p->late)
+        tw_routing_later(w->p, &w->t, &count, &sum);
+    if (w->p->late && w->t.ops->reach(w->t.dev, w->t.ops->mark(w->t.dev), w->err))
+        return -1;
+    tw_routing_out(w->p, count, sum);
+    for (int64_t i = 0; i < r->n; i++)
+        tw_rows_out(r, i);
+    if (r->coef_fn(r->arg, r->user, r->n, w->err))
+        return -1;
+    for (int64_t i = 0; i < r->n; i++)
+        tw_rows_coef(r, i);
+    return 0;
 }
 
 static int head(struct walk *w, struct tw_var *h)
@@ -226,15 +253,8 @@ static int head(struct walk *w, struct tw_var *h)
         all = tw_stack_take(t->st, bytes);
     if (!w->backward || r->coef_fn) {
         t->ops->head(t->dev, &q);
-        if (r->coef_fn && !w->counting) {
-            get_rows(w);
-            for (int64_t i = 0; i < r->n; i++)
-                tw_rows_out(r, i);
-            if (r->coef_fn(r->arg, r->user, r->n, w->err))
-                return -1;
-            for (int64_t i = 0; i < r->n; i++)
-                tw_rows_coef(r, i);
-        }
+        if (r->coef_fn && !w->counting && coefs(w))
+            return -1;
     }
     if (w->backward) {
         t->ops->put(t->dev, coef, r->coef, bytes);
@@ -327,11 +347,11 @@ int tw_pass_run(struct tw_pass *p, struct tw_dev *dev, struct tw_stack *st, stru
     }
     if (p->flags & TW_EMBED ? tw_pass_embed(p, &w.t, h, w.counting, err) : head(&w, h))
         return -1;
-    if (p->late)
+    if (p->late && !p->rows.coef_fn)
         get_rows_later(&w);
     if (w.backward)
         back(&w, x, top);
-    if (!p->late && !(p->flags & TW_EMBED))
+    if (!p->late && !p->rows.coef_fn && !(p->flags & TW_EMBED))
         get_rows(&w);
     tw_routing_end(p, &w.t);
     return 0;
@@ -354,7 +374,7 @@ int tw_pass_do(struct tw_pass *p, struct tw_err *err)
         return -1;
     m->stack.top = 0;
     ret = tw_pass_run(p, m->dev, &m->stack, err);
-    if (!p->late && m->ops->sync(m->dev, err))
+    if (!(p->late || (p->flags & TW_EMBED && p->flags & TW_LATER)) && m->ops->sync(m->dev, err))
         return -1;
     return ret;
 }

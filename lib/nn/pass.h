@@ -50,13 +50,15 @@ struct tw_pass {
 
 /* embed.c: what is asked in place of the head of H, the final norm's. COUNTING: nothing is there to read. */
 int tw_pass_embed(struct tw_pass *p, struct tw_tape *t, struct tw_var *h, bool counting, struct tw_err *err);
-/* later.c: N pinned numbers, NULL when there is no room before those who wait have been served; the pass's rows
- * wait from now on, its copies being queued. */
-float *tw_late_take(struct tw_model *m, int64_t n);
-void tw_late_add(struct tw_pass *p);
+/* later.c: pinned memory until all who wait have been served (NULL: there is none); from now on the pass's rows
+ * wait, whose copies are queued, and the balance of its routers, if COUNT (pinned) is not NULL. */
+void *tw_late_take(struct tw_model *m, size_t bytes);
+void tw_late_add(struct tw_pass *p, const int32_t *count, const float *sum);
+/* routing.c: E / rows^2 times the sum over experts, ROWS being tokens times routers. */
+double tw_balance_of(const int32_t *count, const float *sum, int64_t E, double rows);
 /* The same calls for both: queues the pass on DEV with activations from ST. */
 int tw_pass_run(struct tw_pass *p, struct tw_dev *dev, struct tw_stack *st, struct tw_err *err);
-/* Counts the pass, makes room and runs it; returns the device's error, of a late one not yet. */
+/* Counts the pass, makes room and runs it; returns the device's error, with TW_LATER what is known of it. */
 int tw_pass_do(struct tw_pass *p, struct tw_err *err);
 /* Counts only: the peak of the stack; FLOPs add up in the counting device. */
 size_t tw_pass_count(struct tw_pass *p);

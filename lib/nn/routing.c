@@ -113,24 +113,50 @@ void tw_routing_start(struct tw_pass *p, struct tw_tape *t)
         r->load = (int32_t *)p->m->choices.p;
 }
 
+double tw_balance_of(const int32_t *count, const float *sum, int64_t E, double rows)
+{
+    double x = 0;
+
+    for (int64_t e = 0; e < E; e++)
+        x += (double)count[e] * (double)sum[e];
+    return x * (double)E / (rows * rows);
+}
+
+void tw_routing_out(const struct tw_pass *p, const int32_t *count, const float *sum)
+{
+    int64_t E = p->m->cfg.moe.E;
+
+    for (int64_t s = 0; count && s < p->b.nseq; s++)
+        if (p->b.seq[s].balance)
+            *p->b.seq[s].balance = tw_balance_of(count + s * E, sum + s * E, E, rows_of(p, s));
+}
+
 static void get_balance(struct tw_pass *p, struct tw_tape *t)
 {
-    const struct tw_batch *b = &p->b;
-    int64_t E = p->m->cfg.moe.E;
-    size_t n = (size_t)(b->nseq * E);
+    size_t n = (size_t)(p->b.nseq * p->m->cfg.moe.E);
     int32_t *count = tw_arena_alloc(&p->arena, n * sizeof *count);
     float *sum = tw_arena_alloc(&p->arena, n * sizeof *sum);
 
     t->ops->get(t->dev, count, t->routing.balance.count, n * sizeof *count);
     t->ops->get(t->dev, sum, t->routing.balance.sum, n * sizeof *sum);
-    for (int64_t s = 0; s < b->nseq; s++) {
-        double rows = rows_of(p, s), x = 0;
+    tw_routing_out(p, count, sum);
+}
 
-        for (int64_t e = 0; e < E; e++)
-            x += (double)count[s * E + e] * (double)sum[s * E + e];
-        if (b->seq[s].balance)
-            *b->seq[s].balance = x * (double)E / (rows * rows);
-    }
+void tw_routing_later(struct tw_pass *p, struct tw_tape *t, const int32_t **count, const float **sum)
+{
+    struct tw_balance *r = &t->routing.balance;
+    size_t bytes = (size_t)(p->b.nseq * p->m->cfg.moe.E) * sizeof(float);
+    char *at = r->count ? tw_late_take(p->m, 2 * bytes) : NULL;
+
+    *count = NULL;
+    *sum = NULL;
+    if (!at)
+        return;                 /* nobody asks, or tw_routing_end() waits for it */
+    t->ops->get_later(t->dev, at, r->count, bytes);
+    t->ops->get_later(t->dev, at + bytes, r->sum, bytes);
+    *count = (const int32_t *)at;
+    *sum = (const float *)(at + bytes);
+    t->routing.taken = true;
 }
 
 static void make_room(struct tw_state *s, int64_t n)
@@ -160,7 +186,7 @@ void tw_routing_end(struct tw_pass *p, struct tw_tape *t)
 {
     if (t->dev == p->m->count)
         return;
-    if (t->routing.balance.count)
+    if (t->routing.balance.count && !t->routing.taken)
         get_balance(p, t);
     if (t->routing.chosen)
         get_chosen(p, t);

@@ -30,18 +30,16 @@ static int check_rows(const struct tw_batch *b, const struct tw_model *m, const 
 static void take_outputs(struct tw_pass *p)
 {
     struct tw_rows *r = &p->rows;
-    size_t bytes = (size_t)r->n * sizeof(float);
-    int kinds = 1 + !!(p->flags & TW_ENTROPY) + !!(p->flags & TW_MEAN);
-    float *all = NULL;
+    size_t kinds = (size_t)(1 + !!(p->flags & TW_ENTROPY) + !!(p->flags & TW_MEAN));
+    size_t bytes = kinds * (size_t)r->n * sizeof(float);
+    float *all = p->flags & TW_LATER ? tw_late_take(p->m, bytes) : NULL;
 
-    if (p->flags & TW_LATER && !r->coef_fn)
-        all = tw_late_take(p->m, kinds * r->n);
     p->late = all != NULL;
-    r->logp = all ? all : tw_arena_alloc(&p->arena, bytes);
+    r->logp = all = all ? all : tw_arena_alloc(&p->arena, bytes);
     if (p->flags & TW_ENTROPY)
-        r->entropy = all ? (all += r->n) : tw_arena_alloc(&p->arena, bytes);
+        r->entropy = all += r->n;
     if (p->flags & TW_MEAN)
-        r->mean = all ? all + r->n : tw_arena_alloc(&p->arena, bytes);
+        r->mean = all + r->n;
 }
 
 static void pack_rows(struct tw_pass *p, struct tw_row *row, int64_t nrow)
@@ -101,7 +99,7 @@ static int run(struct tw_pass *p, const struct tw_seq *seq, int64_t nseq, struct
     pack_rows(p, row, nrow);
     if (tw_pass_do(p, err))
         return -1;
-    for (int64_t i = 0; i < nrow && !p->late; i++)
+    for (int64_t i = 0; i < nrow && !(p->late && !p->rows.coef_fn); i++)
         tw_rows_out(&p->rows, i);
     return 0;
 }

@@ -57,7 +57,8 @@ struct tw_routing {
     const int32_t *given;       /* (dev) [nmoe, T, K] as tw_moe_ops.route() takes them; NULL: none */
     int32_t *chosen;            /* (dev) [nmoe, T, K] where choices are kept; NULL: nobody asks */
     int32_t *load;              /* (dev) [nmoe, E]; NULL: nobody asks */
-    struct tw_balance balance;  /* load is of no meaning here */
+    struct tw_balance balance;  /* load is of no meaning here; */
+    bool taken;                 /* and its copies are queued */
 };
 
 struct tw_tape {
@@ -150,6 +151,10 @@ struct tw_var *tw_t_glu_of(struct tw_tape *t, struct tw_var *x, struct tw_weight
 struct tw_pass;
 void tw_routing_start(struct tw_pass *p, struct tw_tape *t);
 void tw_routing_end(struct tw_pass *p, struct tw_tape *t);
+/* Queues the copies of the forward's balance to pinned memory, for who waits later; NULL, both: nobody asks, or
+ * tw_routing_end() waits. What they say, when they are there. */
+void tw_routing_later(struct tw_pass *p, struct tw_tape *t, const int32_t **count, const float **sum);
+void tw_routing_out(const struct tw_pass *p, const int32_t *count, const float *sum);
 
 /* tape_delta.c. Pieces of x's columns that together are all of it, each put behind those before it
  * into y[to]. */

@@ -60,7 +60,7 @@ struct tw_engine_sample {
 
 /* Passes over the samples in their order, in packed batches of whole samples, so that no result
  * depends on where a batch is cut. FLAGS: TW_DROPOUT, TW_ENTROPY; TW_LATER: passes whose loss needs no
- * log-probabilities follow each other without a wait, and the last one's way back may go on after it. */
+ * log-probabilities follow each other without a wait, others have one; the last way back may go on. */
 int tw_engine_forward_backward(struct tw_engine *e, struct tw_engine_sample *s, int64_t n,
         unsigned flags, struct tw_err *err);
 /* The same without gradients and without dropout. FLAGS: TW_ENTROPY. */
@@ -72,7 +72,8 @@ int tw_engine_score(struct tw_engine *e, struct tw_engine_sample *s, int64_t n, 
 void tw_engine_loss(struct tw_engine_sample *s, int64_t n, float **coef, struct tw_arena *a);
 /* Every sample's state. With FN that is called with all of them there, to make every sample's dstate; the
  * gradients of these add up. What fits one pass is run once, else the passes are run again on their way back.
- * FLAGS: TW_DROPOUT, which drops the same in both. Of the samples token, n, adapter, key and aux are used. */
+ * FLAGS: TW_DROPOUT, which drops the same in both, TW_LATER. Of the samples token, n, adapter, key and aux are
+ * used. */
 int tw_engine_embed(struct tw_engine *e, struct tw_engine_sample *s, int64_t n, unsigned flags,
         int (*fn)(void *arg, struct tw_err *err), void *arg, struct tw_err *err);
 /* engine.c: how many samples from S on go into one pass. */

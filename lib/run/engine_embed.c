@@ -82,7 +82,7 @@ int tw_engine_embed(struct tw_engine *e, struct tw_engine_sample *s, int64_t n, 
         int (*fn)(void *arg, struct tw_err *err), void *arg, struct tw_err *err)
 {
     struct embed x = { .e = e, .s = s, .n = n, .D = tw_model_info(e->model)->D, .fn = fn, .arg = arg };
-    unsigned drop = flags & TW_DROPOUT, back = drop | TW_BACKWARD | e->recompute;
+    unsigned drop = flags & TW_DROPOUT, back = drop | TW_BACKWARD | (flags & TW_LATER) | e->recompute;
 
     if (fn && n > 0 && tw_engine_cut(e, s, n) == n)
         return pass(&x, true, back, err);

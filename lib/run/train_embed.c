@@ -37,12 +37,13 @@ int tw_step_embed(struct tw_trainer *t, struct tw_step_batch *b, bool back, stru
 {
     struct call c = { t, b, sums, back };
     size_t bytes = (size_t)tw_model_info(t->model)->D * sizeof(float);
+    unsigned flags = back ? TW_DROPOUT | TW_LATER : 0;
 
     for (int64_t i = 0; i < b->n; i++) {
         b->s[i].state = tw_arena_alloc(&t->arena, bytes);
         b->s[i].dstate = back ? tw_arena_alloc(&t->arena, bytes) : NULL;
     }
-    if (tw_engine_embed(&t->engine, b->s, b->n, back ? TW_DROPOUT : 0, back ? contrast : NULL, &c, err))
+    if (tw_engine_embed(&t->engine, b->s, b->n, flags, back ? contrast : NULL, &c, err))
         return -1;
     return back ? 0 : contrast(&c, err);
 }

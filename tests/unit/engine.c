@@ -33,7 +33,8 @@ static void make_samples(void)
         weight[i] = i % 4 == 3 ? 0 : 1 + (float)i / 8;
 }
 
-static void open_world_on(struct world *w, const char *device, enum tw_dtype dtype)
+/* DEVICE NULL: two threads of the CPU. */
+static void open_world_on(struct world *w, const char *device, const char *model, enum tw_dtype dtype)
 {
     struct tw_model_opts mo = { .dtype = dtype };
     struct tw_optim_opts oo = { .kind = TW_ADAMW, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8 };
@@ -42,11 +43,11 @@ static void open_world_on(struct world *w, const char *device, enum tw_dtype dty
     *w = (struct world){ .dev = device ? tw_dev_open(device, 0, &err) : tw_cpu_open(2, "auto", &err) };
     if (!w->dev)
         return;
-    w->model = tw_model_open("tests/data/models/qwen3", w->dev, &mo, &err);
+    w->model = tw_model_open(model, w->dev, &mo, &err);
     CHECK_STR(err.msg, "");
     for (int i = 0; i < ADAPTERS; i++) {
         struct tw_lora_opts lo = { .r = 1 + 3 * i, .alpha = 8, .dropout = 0.25 * i,
-            .targets = i == 1 ? "q_proj+down_proj" : "all-linear", .init = "default" };
+            .targets = i == 1 ? "q_proj+o_proj" : "all-linear", .init = "default" };
 
         w->adapter[i] = tw_adapter_new(w->model, &lo, (uint64_t)i, true, &err);
         CHECK_STR(err.msg, "");
@@ -57,7 +58,7 @@ static void open_world_on(struct world *w, const char *device, enum tw_dtype dty
 
 static void open_world(struct world *w, enum tw_dtype dtype)
 {
-    open_world_on(w, NULL, dtype);
+    open_world_on(w, NULL, "tests/data/models/qwen3", dtype);
 }
 
 static void close_world(struct world *w)
@@ -199,6 +200,7 @@ static void steps_later(struct world *w, unsigned flags, struct tw_engine_sample
             s[i].adapter = w->adapter[0];
             s[i].logp = lp[i];
             s[i].loss = i % 4 == 3 ? &late : &ce;
+            s[i].aux = 0.01;
         }
         CHECK(tw_engine_forward_backward(&w->e, s, n, flags, &err) == 0);
         CHECK(tw_model_waits(w->model) == 0);
@@ -217,30 +219,36 @@ static void steps_later(struct world *w, unsigned flags, struct tw_engine_sample
     }
 }
 
-/* Passes that nobody waits for in between give what those give that are waited for, one by one. */
-static void what_is_waited_for_later_is_the_same(void)
+static void check_later(const char *device, const char *model, enum tw_dtype dtype)
 {
-    static const char *const device[] = { NULL, "cuda" };
     struct tw_engine_sample s[2][SAMPLES];
     double norm[2][2];
 
-    for (int i = 0; i < 4; i++) {
+    for (int k = 0; k < 2; k++) {
         struct world w;
 
-        for (int k = 0; k < 2; k++) {
-            open_world_on(&w, device[i / 2], i % 2 ? TW_BF16 : TW_F32);
-            if (!w.dev)
-                return;
-            w.e.micro_tokens = 40;
-            steps_later(&w, k ? TW_LATER : 0, s[k], logp[k], norm[k]);
-            close_world(&w);
-        }
-        CHECK(norm[0][0] > 0 && norm[0][0] == norm[1][0] && norm[0][1] == norm[1][1]);
-        for (int64_t q = 0; q < SAMPLES; q++) {
-            CHECK(s[0][q].sum == s[1][q].sum && s[0][q].sum > 0);
-            CHECK(!memcmp(logp[0][q], logp[1][q], (size_t)length[q] * sizeof(float)));
-        }
+        open_world_on(&w, device, model, dtype);
+        if (!w.dev)
+            return;
+        w.e.micro_tokens = 40;
+        steps_later(&w, k ? TW_LATER : 0, s[k], logp[k], norm[k]);
+        CHECK(tw_model_info(w.model)->routers ? s[k][0].balance > 0 : s[k][0].balance == 0);
+        close_world(&w);
     }
+    CHECK(norm[0][0] > 0 && norm[0][0] == norm[1][0] && norm[0][1] == norm[1][1]);
+    for (int64_t i = 0; i < SAMPLES; i++) {
+        CHECK(s[0][i].sum == s[1][i].sum && s[0][i].sum > 0);
+        CHECK(s[0][i].balance == s[1][i].balance);
+        CHECK(!memcmp(logp[0][i], logp[1][i], (size_t)length[i] * sizeof(float)));
+    }
+}
+
+/* Passes that nobody waits for in between give what those give that are waited for, one by one. */
+static void what_is_waited_for_later_is_the_same(void)
+{
+    for (int i = 0; i < 8; i++)
+        check_later(i & 4 ? "cuda" : NULL, i & 2 ? "tests/data/models/qwen3_moe" : "tests/data/models/qwen3",
+                i & 1 ? TW_BF16 : TW_F32);
 }
 
 /* Scoring: no dropout, no gradient, the loss of the training pass where that has no dropout. */
