@@ -18,4 +18,4 @@ for size in 0.6b 4b; do
 	[ "${PEER:-1}" = 0 ] && continue
 	python3 "$here/decode.py" "$config" "$prompt" "$new" plain $peers
 	[ $size = 0.6b ] && timeout 120 python3 "$here/decode.py" "$config" "$prompt" "$new" static 1 64
-done
+done | python3 "$here/table.py"

@@ -1,6 +1,6 @@
 #!/bin/bash
-# train.sh [FOLDER] - training steps on this machine's GPUs, ours and the peers', in one run. FOLDER (made when it is
-# not there) takes 10 GB. By environment:
+# train.sh [FOLDER] - training steps on this machine's GPUs, ours and the peers', in one run, and a table of them with
+# ratios, memory and model FLOP utilisation. FOLDER (made when it is not there) takes 10 GB. By environment:
 #     ROWS    which of full06 lora06 more06 optim06 lora4 again4 more4 full4 mixed start, default all; of several GPUs
 #             each takes a part of them, so that a row's peers are measured on the same card as ours
 #     PEERS   hf (transformers and PEFT), liger (the same with Liger's kernels), default both; empty: ours alone
@@ -148,12 +148,15 @@ part() {
         [ $(((k - 1) % n + 1)) != "$1" ] || row "$r"
     done
 }
-if [ "$n" = 1 ]; then
-    part 1
-    exit
-fi
-for i in $(seq 1 "$n"); do
-    part "$i" >"$work/out.$i" 2>&1 &
-done
-wait
-cat "$work"/out.*
+parts() {
+    if [ "$n" = 1 ]; then
+        part 1
+        return
+    fi
+    for i in $(seq 1 "$n"); do
+        part "$i" >"$work/out.$i" 2>&1 &
+    done
+    wait
+    cat "$work"/out.*
+}
+parts | python3 "$here/table.py"
