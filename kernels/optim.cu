@@ -85,11 +85,16 @@ static void d_sumsq_split(struct tw_dev *dev, double *sum, const uint16_t *hi, c
     sumsq(cu(dev), sum, halves{ hi, low }, n);
 }
 
+static __device__ __forceinline__ float cut(double sum, float max, double by)
+{
+    double norm = sqrt(sum) / by;
+
+    return isfinite(sum) ? (float)((max > 0 && norm > (double)max ? (double)max / norm : 1) / by) : NAN;
+}
+
 static __global__ void clip_kernel(float *scale, const double *sum, float max, double by)
 {
-    double norm = sqrt(*sum) / by;
-
-    *scale = isfinite(*sum) ? (float)((max > 0 && norm > (double)max ? (double)max / norm : 1) / by) : NAN;
+    *scale = cut(*sum, max, by);
 }
 
 static void d_clip(struct tw_dev *dev, float *scale, const double *sum, float max, double by)
@@ -283,8 +288,10 @@ static __global__ void __launch_bounds__(256) sums_part(double *part, const stru
         part[blockIdx.y * (int64_t)PARTS + blockIdx.x] = s[0];
 }
 
-static __global__ void __launch_bounds__(256) sums_join(double *sum, const double *part)
+/* The sum goes to the host's memory. */
+static __global__ void __launch_bounds__(256) sums_join(struct tw_adamw_item *item, const double *part)
 {
+    struct tw_adamw_item *t = &item[blockIdx.x];
     __shared__ double s[256];
     double x = 0;
 
@@ -297,8 +304,10 @@ static __global__ void __launch_bounds__(256) sums_join(double *sum, const doubl
             s[threadIdx.x] += s[threadIdx.x + o];
         __syncthreads();
     }
-    if (!threadIdx.x)
-        sum[blockIdx.x] = s[0];
+    if (!threadIdx.x) {
+        *t->sum = s[0];
+        t->scale = cut(s[0], t->max, t->by > 0 ? t->by : 1);
+    }
 }
 
 /* Four elements a thread, blocks of item y; those beyond its end have nothing to do. */
@@ -307,7 +316,8 @@ static __global__ void __launch_bounds__(256) steps_kernel(const struct tw_adamw
     struct tw_adamw_item t = item[blockIdx.y];
     int64_t i = (blockIdx.x * (int64_t)256 + threadIdx.x) * 4;
 
-    adamw_four<true>(t.w, t.g, t.m, t.v, i, t.n, t.p, t.scale);
+    if (!isnan(t.scale))
+        adamw_four<true>(t.w, t.g, t.m, t.v, i, t.n, t.p, t.scale);
 }
 
 /* N items on the device, with room for EXTRA bytes behind them; a grid has at most so many rows. */
@@ -323,42 +333,27 @@ static struct tw_adamw_item *items(struct cu_dev *d, const struct tw_adamw_item 
 
 enum { ROWS = 65535 };
 
-static void d_adamw_sums(struct tw_dev *dev, double *sum, const struct tw_adamw_item *item, int64_t n)
+static void d_adamw_many(struct tw_dev *dev, const struct tw_adamw_item *item, int64_t n)
 {
     struct cu_dev *d = cu(dev);
 
     for (int64_t i = 0; i < n; i += ROWS) {
-        int64_t m = n - i < ROWS ? n - i : ROWS;
-        struct tw_adamw_item *t = items(d, item + i, m, (size_t)m * (PARTS + 1) * sizeof(double));
+        int64_t m = n - i < ROWS ? n - i : ROWS, most = 1;
+        struct tw_adamw_item *t = items(d, item + i, m, (size_t)(m * PARTS) * sizeof(double));
         double *part = (double *)(t + m);
-
-        if (!t)
-            return;
-        sums_part<<<dim3(PARTS, (unsigned)m), 256, 0, d->stream>>>(part, t);
-        sums_join<<<(unsigned)m, 256, 0, d->stream>>>(part + m * PARTS, part);
-        CU_DONE(d, "adamw_sums");
-        tw_ops(dev)->get(dev, sum + i, part + m * PARTS, (size_t)m * sizeof *sum);
-    }
-}
-
-static void d_adamw_steps(struct tw_dev *dev, const struct tw_adamw_item *item, int64_t n)
-{
-    struct cu_dev *d = cu(dev);
-
-    for (int64_t i = 0; i < n; i += ROWS) {
-        int64_t m = n - i < ROWS ? n - i : ROWS, most = 0;
-        struct tw_adamw_item *t = items(d, item + i, m, 0);
 
         for (int64_t k = i; k < i + m; k++)
             most = item[k].n > most ? item[k].n : most;
-        if (!t || !most)
+        if (!t)
             return;
+        sums_part<<<dim3(PARTS, (unsigned)m), 256, 0, d->stream>>>(part, t);
+        sums_join<<<(unsigned)m, 256, 0, d->stream>>>(t, part);
         steps_kernel<<<dim3((unsigned)cu_div(most, 1024), (unsigned)m), 256, 0, d->stream>>>(t);
-        CU_DONE(d, "adamw_steps");
+        CU_DONE(d, "adamw_many");
     }
 }
 
-static const struct tw_optim_ops optim = { cu_muon, cu_muon_scratch, d_adamw_sums, d_adamw_steps,
+static const struct tw_optim_ops optim = { cu_muon, cu_muon_scratch, d_adamw_many,
     cu_adamw_small, cu_small_get, cu_small_put };
 
 void cu_optim_ops(struct tw_ops *o)

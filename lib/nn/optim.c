@@ -335,6 +335,18 @@ static void update_all(struct tw_optim *o, double lr)
     tw_params_updated(o->dev, o->params);
 }
 
+/* What came of a step whose gradient's sum of squares is there. */
+static void report(struct tw_optim *o, struct tw_optim_report *r, struct tw_err *err)
+{
+    r->norm = sqrt(*o->got) / (o->by > 0 ? o->by : 1);
+    if (!isfinite(*o->got)) {
+        o->updates--;
+        r->skipped = true;
+        r->bad = bad_gradient(o, err);
+    }
+    o->by = 0;
+}
+
 int tw_optim_step(struct tw_optim *o, double lr, double clip, struct tw_optim_report *r,
         struct tw_err *err)
 {
@@ -353,13 +365,7 @@ int tw_optim_step(struct tw_optim *o, double lr, double clip, struct tw_optim_re
     update_all(o, lr);
     if (ops->reach(o->dev, mark, err))
         return -1;
-    r->norm = sqrt(*o->got) / by;
-    if (!isfinite(*o->got)) {
-        o->updates--;
-        r->skipped = true;
-        r->bad = bad_gradient(o, err);
-    }
-    o->by = 0;
+    report(o, r, err);
     tw_params_zero(o->dev, o->params);
     return 0;                       /* the update is queued: what comes next is prepared meanwhile */
 }
@@ -369,7 +375,7 @@ static bool plain(const struct tw_optim *o)
 {
     const struct tw_optim_ops *ops = tw_ops(o->dev)->optim;
 
-    if (!ops || !ops->adamw_steps || o->opts.kind != TW_ADAMW || o->opts.states ||
+    if (!ops || !ops->adamw_many || o->opts.kind != TW_ADAMW || o->opts.states ||
             o->nspan != 1 || o->ngspan != 1)
         return false;
     for (int64_t i = 0; i < o->params->n; i++)
@@ -384,38 +390,26 @@ static int many(struct tw_optim_job *j, const int64_t *at, int64_t n, struct tw_
     struct tw_dev *dev = j[at[0]].o->dev;
     const struct tw_ops *ops = tw_ops(dev);
     struct tw_adamw_item *item = tw_xcalloc((size_t)n, sizeof *item);
-    double *sum = tw_xcalloc((size_t)n, sizeof *sum);
-    int64_t m = 0;
     int ret;
 
     for (int64_t k = 0; k < n; k++) {
         struct tw_optim *o = j[at[k]].o;
 
+        o->updates++;
         item[k] = (struct tw_adamw_item){ .w = o->params->p[0].w.data, .g = o->params->p[0].g,
-            .m = o->m[0], .v = o->v[0], .n = o->span[0].n };
+            .m = o->m[0], .v = o->v[0], .n = o->span[0].n, .sum = o->got, .by = o->by,
+            .max = (float)j[at[k]].clip, .p = settings(o, &o->params->p[0], j[at[k]].lr) };
     }
-    ops->optim->adamw_sums(dev, sum, item, n);
+    ops->optim->adamw_many(dev, item, n);
     ret = ops->sync(dev, err);
     for (int64_t k = 0; k < n && !ret; k++) {
-        struct tw_optim_job *one = &j[at[k]];
-        float max = (float)one->clip;
+        struct tw_optim *o = j[at[k]].o;
 
-        one->r.norm = sqrt(sum[k]);
-        if (!isfinite(sum[k])) {
-            one->r.skipped = true;
-            one->r.bad = bad_gradient(one->o, err);
-            tw_params_zero(dev, one->o->params);
-            continue;
-        }
-        one->o->updates++;
-        item[m] = item[k];
-        item[m].p = settings(one->o, &one->o->params->p[0], one->lr);
-        item[m++].scale = max > 0 && sqrt(sum[k]) > (double)max ? (float)((double)max / sqrt(sum[k])) : 1;
+        report(o, &j[at[k]].r, err);
+        if (j[at[k]].r.skipped)
+            tw_params_zero(dev, o->params);
     }
-    if (m && !ret)
-        ops->optim->adamw_steps(dev, item, m);
     free(item);
-    free(sum);
     return ret ? -1 : ops->sync(dev, err);
 }
 

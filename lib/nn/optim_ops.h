@@ -30,7 +30,10 @@ struct tw_muon_item {           /* a matrix (or several: its n), its gradient an
 struct tw_adamw_item {
     float *w, *g, *m, *v;       /* (dev) */
     int64_t n;
-    float scale;                /* of the gradient */
+    double *sum;                /* of pin() */
+    double by;                  /* of clip(), as max; 0: 1 */
+    float max;
+    float scale;                /* what comes of them: the op's own */
     struct tw_adamw p;
 };
 
@@ -57,11 +60,11 @@ struct tw_optim_ops {
     /* Memory that muon() takes for matrices of that shape, once for all of them. */
     size_t (*muon_scratch)(const struct tw_dev *d, int64_t rows, int64_t cols);
 
-    /* Many steps of adamw() in as many launches as one takes, or regions of threads. sums: sum[i] (host,
-     * complete on return) is the sum of squares of item[i].g, as sumsq() makes it from zero. steps: what
-     * adamw() does, then the gradient is zero. Items (host) are apart from each other. Both or none. */
-    void (*adamw_sums)(struct tw_dev *d, double *sum, const struct tw_adamw_item *item, int64_t n);
-    void (*adamw_steps)(struct tw_dev *d, const struct tw_adamw_item *item, int64_t n);
+    /* Many steps in as many launches as one takes, or regions of threads: *sum of each item (host, there after
+     * reach() of a later mark()) is the sum of squares of its gradient, as sumsq() makes it from zero; then
+     * comes what clip() and adamw() do, and the gradient is zero. Where the sum is no number all of an item
+     * stays as it is. Items (host) are apart from each other. NULL: there is no such op. */
+    void (*adamw_many)(struct tw_dev *d, const struct tw_adamw_item *item, int64_t n);
 
     /* AdamW of N numbers with moments in fewer bits; LOW as in adamw_split(), or NULL. */
     void (*adamw_small)(struct tw_dev *d, void *w, uint16_t *low, const float *g, const struct tw_small *s,

@@ -174,10 +174,11 @@ static void adamw_many(void)
         const struct tw_ops *o = ops(h);
         struct tw_adamw_item item[N];
         float *w[N], *m[N], *v[N], *x, *y;
-        double sum[N], one, *s;
+        double *sum, sums[N], *s;
 
-        if (!o->optim || !o->optim->adamw_steps)
+        if (!o->optim || !o->optim->adamw_many)
             continue;
+        sum = o->pin(h->d, N * sizeof *sum);
         for (int i = 0; i < N; i++) {
             float *a = help_rand(size[i], 1 + (uint64_t)i, 1), *g = help_rand(size[i], 50 + (uint64_t)i, 1);
             size_t bytes = (size_t)size[i] * 4;
@@ -187,24 +188,27 @@ static void adamw_many(void)
             v[i] = help_put(h->d, NULL, bytes);
             item[i] = (struct tw_adamw_item){ .w = help_put(h->d, a, bytes), .g = help_put(h->d, g, bytes),
                 .m = help_put(h->d, NULL, bytes), .v = help_put(h->d, NULL, bytes), .n = size[i],
-                .scale = i % 2 ? 0.5f : 1, .p = { 0.01f * (float)(i + 1), 0.9f, 0.99f, 1e-8f, 0.1f, 0.1f, 0.01f } };
+                .sum = &sum[i], .max = i % 2 ? 0.5f : 0, .by = i == 3 ? 8 : 0, .p = { 0.01f * (float)(i + 1), 0.9f, 0.99f, 1e-8f, 0.1f, 0.1f, 0.01f } };
             free(a), free(g);
         }
-        o->optim->adamw_sums(h->d, sum, item, N);
         for (int i = 0; i < N; i++) {
-            float *sc = help_put(h->d, &item[i].scale, 4);
+            float *sc = help_put(h->d, NULL, 4);
 
             s = help_put(h->d, NULL, 8);
             o->sumsq(h->d, s, item[i].g, size[i]);
-            o->get(h->d, &one, s, 8);
-            CHECK(one == sum[i] && one > 0);
+            o->clip(h->d, sc, s, item[i].max, item[i].by > 0 ? item[i].by : 1);
+            o->get(h->d, &sum[i], s, 8);
             o->adamw(h->d, w[i], item[i].g, m[i], v[i], size[i], &item[i].p, sc);
             o->free(h->d, s), o->free(h->d, sc);
         }
-        o->optim->adamw_steps(h->d, item, N);
+        for (int i = 0; i < N; i++)
+            sums[i] = sum[i];
+        o->optim->adamw_many(h->d, item, N);
+        CHECK(o->reach(h->d, o->mark(h->d), NULL) == 0);
         for (int i = 0; i < N; i++) {
             float *pair[3][2] = { { w[i], item[i].w }, { m[i], item[i].m }, { v[i], item[i].v } };
 
+            CHECK(sums[i] == sum[i] && sum[i] > 0);
             for (int k = 0; k < 3; k++) {
                 x = help_get(h->d, pair[k][0], size[i]);
                 y = help_get(h->d, pair[k][1], size[i]);
@@ -218,6 +222,7 @@ static void adamw_many(void)
             free(x);
             o->free(h->d, item[i].g);
         }
+        o->unpin(h->d, sum);
     }
 }
 

@@ -296,6 +296,58 @@ static void what_is_skipped_leaves_no_trace(void)
     }
 }
 
+/* Updates of many at once are those of each alone: divided, cut, skipped. */
+static void many_at_once_are_each_alone(void)
+{
+    enum { M = 4 };
+    struct tw_optim_opts opts = { .kind = TW_ADAMW, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-2, .decay = 0.1 };
+    const float bad[N] = { 0, NAN };
+    struct set s[2][M];
+    struct tw_optim_report r[M];
+    struct tw_optim_job j[M];
+    struct tw_err err = { 0 };
+
+    for (int k = 0; k < 2 * M; k++) {
+        open_set(&s[k / M][k % M], &opts);
+        tw_optim_close(s[k / M][k % M].o);
+        s[k / M][k % M].params.n = 1;
+        s[k / M][k % M].o = tw_optim_open(s[k / M][k % M].dev, &s[k / M][k % M].params, true, &opts, &err);
+        put(&s[k / M][k % M], 0, false, start);
+    }
+    for (int t = 0; t < 3; t++) {
+        for (int k = 0; k < 2 * M; k++) {
+            put(&s[k / M][k % M], 0, true, t == 1 && k % M == 3 ? bad : slope);
+            tw_optim_divide(s[k / M][k % M].o, k % M == 1 ? 0.25 : 0);
+        }
+        for (int k = 0; k < M; k++) {
+            double lr = 0.1 * (k + 1), clip = k == 2 ? 0.5 : k;
+
+            CHECK(tw_optim_step(s[0][k].o, lr, clip, &r[k], &err) == 0);
+            j[k] = (struct tw_optim_job){ .o = s[1][k].o, .lr = lr, .clip = clip };
+        }
+        if (on_gpu)
+            for (int k = 0; k < M; k++)     /* each job's device is its own here */
+                CHECK(tw_optim_steps(&j[k], 1, &err) == 0);
+        else
+            CHECK(tw_optim_steps(j, M, &err) == 0);
+        for (int k = 0; k < M; k++) {
+            CHECK(j[k].r.skipped == r[k].skipped && r[k].skipped == (t == 1 && k == 3));
+            CHECK(r[k].skipped ? !strcmp(j[k].r.bad, "matrix") : j[k].r.norm == r[k].norm);
+            CHECK(!memcmp(get(&s[1][k], 0, true), zero, sizeof zero));
+            CHECK_INT(tw_optim_updates(s[1][k].o), tw_optim_updates(s[0][k].o));
+        }
+    }
+    CHECK_NEAR(r[1].norm, 4 * r[0].norm, 1e-6);
+    for (int k = 0; k < M; k++) {
+        float w[N];
+
+        memcpy(w, get(&s[0][k], 0, false), sizeof w);
+        CHECK(!memcmp(w, get(&s[1][k], 0, false), sizeof w));
+        close_set(&s[0][k]);
+        close_set(&s[1][k]);
+    }
+}
+
 static void all(void)
 {
     RUN(adamw_is_the_formula);
@@ -305,6 +357,7 @@ static void all(void)
     RUN(the_norm_is_of_everything_and_before_clipping);
     RUN(a_gradient_that_is_not_finite_changes_nothing);
     RUN(what_is_skipped_leaves_no_trace);
+    RUN(many_at_once_are_each_alone);
     RUN(moments_go_through_a_file);
 }
 

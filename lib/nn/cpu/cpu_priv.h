@@ -423,8 +423,7 @@ void tw_cpu_scale(struct tw_dev *d, struct tw_tensor *y, float a);
 void tw_cpu_axpy(struct tw_dev *d, float *y, float a, const float *x, int64_t n);
 void tw_cpu_sumsq(struct tw_dev *d, double *sum, const float *g, int64_t n);
 void tw_cpu_clip(struct tw_dev *d, float *scale, const double *sum, float max, double by);
-void tw_cpu_adamw_sums(struct tw_dev *d, double *sum, const struct tw_adamw_item *item, int64_t n);
-void tw_cpu_adamw_steps(struct tw_dev *d, const struct tw_adamw_item *item, int64_t n);
+void tw_cpu_adamw_many(struct tw_dev *d, const struct tw_adamw_item *item, int64_t n);
 void tw_cpu_adamw(struct tw_dev *d, float *w, const float *g, float *m, float *v, int64_t n,
         const struct tw_adamw *p, const float *scale);
 void tw_cpu_sgd(struct tw_dev *d, float *w, const float *g, float *m, int64_t n, float lr,

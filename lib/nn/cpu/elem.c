@@ -412,21 +412,6 @@ static void sums_piece(void *arg, int64_t i, int thread)
     sumsq_piece(&one, local, thread);
 }
 
-void tw_cpu_adamw_sums(struct tw_dev *dev, double *sum, const struct tw_adamw_item *item, int64_t n)
-{
-    struct flat_job j = { .d = (struct tw_cpu *)dev, .item = item, .nitem = n };
-    int64_t pieces = list_pieces(&j, true);
-
-    if (pieces < 0)
-        return;
-    tw_cpu_run(j.d, pieces, sums_piece, &j);
-    for (int64_t k = 0; k < n; k++) {
-        sum[k] = 0;
-        for (int64_t i = j.first[k]; i < j.first[k + 1]; i++)
-            sum[k] += j.part[i];
-    }
-}
-
 void tw_cpu_clip(struct tw_dev *d, float *scale, const double *sum, float max, double by)
 {
     double norm = sqrt(*sum) / by;
@@ -462,13 +447,30 @@ static void steps_piece(void *arg, int64_t i, int thread)
     memset((float *)(uintptr_t)one.g + k, 0, (size_t)tw_min(PIECE, one.n - k) * sizeof *one.g);
 }
 
-void tw_cpu_adamw_steps(struct tw_dev *dev, const struct tw_adamw_item *item, int64_t n)
+void tw_cpu_adamw_many(struct tw_dev *dev, const struct tw_adamw_item *item, int64_t n)
 {
     struct flat_job j = { .d = (struct tw_cpu *)dev, .item = item, .nitem = n };
-    int64_t pieces = list_pieces(&j, false);
+    struct tw_adamw_item *able = tw_xcalloc((size_t)n, sizeof *able);
+    int64_t pieces = list_pieces(&j, true);
 
     if (pieces > 0)
+        tw_cpu_run(j.d, pieces, sums_piece, &j);
+    j.nitem = 0;
+    for (int64_t k = 0; k < n && pieces >= 0; k++) {
+        struct tw_adamw_item *to = &able[j.nitem];
+
+        *item[k].sum = 0;
+        for (int64_t i = j.first[k]; i < j.first[k + 1]; i++)
+            *item[k].sum += j.part[i];
+        *to = item[k];
+        tw_cpu_clip(dev, &to->scale, to->sum, to->max, to->by > 0 ? to->by : 1);
+        j.nitem += !isnan(to->scale);
+    }
+    j.item = able;
+    pieces = pieces < 0 ? -1 : list_pieces(&j, false);
+    if (pieces > 0)
         tw_cpu_run(j.d, pieces, steps_piece, &j);
+    free(able);
 }
 
 static void sgd_piece(void *arg, int64_t i, int thread)

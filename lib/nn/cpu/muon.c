@@ -137,5 +137,5 @@ static void muon(struct tw_dev *dev, const struct tw_muon_item *item, int64_t n,
 }
 
 const struct tw_optim_ops tw_cpu_optim = { .muon = muon, .muon_scratch = muon_scratch,
-    .adamw_sums = tw_cpu_adamw_sums, .adamw_steps = tw_cpu_adamw_steps,
+    .adamw_many = tw_cpu_adamw_many,
     .adamw_small = tw_cpu_adamw_small, .small_get = tw_cpu_small_get, .small_put = tw_cpu_small_put };
