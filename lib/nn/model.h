@@ -159,7 +159,7 @@ int tw_model_run(struct tw_model *m, const struct tw_seq *seq, int64_t nseq, str
         struct tw_err *err);
 
 /* Waits for what comes out of all passes that nobody has waited for, not for their way back, and lets go of
- * their rows, also after an error, when nothing has come. How many they are. */
+ * their rows, also after an error, when nothing has come. tw_model_waits(): how many they are. */
 int tw_model_wait(struct tw_model *m, struct tw_err *err);
 int64_t tw_model_waits(const struct tw_model *m);
 

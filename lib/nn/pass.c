@@ -211,7 +211,6 @@ static void get_rows_later(struct walk *w)
 static int coefs(struct walk *w)
 {
     struct tw_rows *r = &w->p->rows;
-
     const int32_t *count = NULL;
     const float *sum = NULL;
 

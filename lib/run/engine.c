@@ -192,7 +192,7 @@ static void collect(struct pass *p)
     }
 }
 
-/* A pass of the first K samples, which is done, or waited for. */
+/* Runs pass P, or queues it: then it is one that the model waits for. */
 static int start(struct tw_engine *e, struct pass *p, unsigned flags, struct tw_err *err)
 {
     struct tw_seq *seq = tw_arena_alloc(p->arena, (size_t)p->n * sizeof *seq);
