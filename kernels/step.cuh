@@ -5,7 +5,8 @@
 #define TW_STEP_CUH
 #include "cu.cuh"
 
-enum { STEP_MAX = 256, STEP_FEW = 16 };     /* sequences of a step; of a product in few.cu */
+enum { STEP_MAX = 256, STEP_FEW = 16, STEP_SOME = 64 };     /* sequences of a step; of a product in few.cu,
+                                 * and in step_some.cu */
 enum { CHOOSE_RANKS = 8, CHOOSE_THREADS = 512 };    /* blocks that share a row, threads of each */
 
 struct choose_row {             /* a struct tw_choice on its way to the device */

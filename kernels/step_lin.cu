@@ -1,5 +1,5 @@
-/* step_lin.cu - the products of a decode step: few tokens by the kernels of few.cu, more by cuBLASLt,
- * where matrices that lie side by side are one product; what adapters add; and the look-up of the
+/* step_lin.cu - the products of a decode step: few tokens by the kernels of few.cu, some by step_some.cu, more by
+ * cuBLASLt, where matrices that lie side by side are one product; what adapters add; and the look-up of the
  * tokens' embeddings */
 #include "few.cuh"
 
@@ -112,13 +112,14 @@ template <int E> static __global__ void __launch_bounds__(256) norm_k(bf16 *y, c
     __shared__ float part[8];
     float w[E][8], v[E][8], sum = 0;
 
+    step_next();
     x += blockIdx.x * ldx;
     y += blockIdx.x * (int64_t)cols;
 #pragma unroll
     for (int e = 0; e < E; e++)
         if ((e * 256 + (int)threadIdx.x) * 8 < cols)
             ldv<8>(w[e], norm + (e * 256 + threadIdx.x) * 8);
-    step_wait();
+    step_after();
 #pragma unroll
     for (int e = 0; e < E; e++)
         if ((e * 256 + (int)threadIdx.x) * 8 < cols)
@@ -185,15 +186,13 @@ static struct tw_tensor normalised(struct cu_dev *d, const struct tw_tensor *x, 
     return y;
 }
 
-/* Products by cuBLASLt. Matrices that follow one another in memory are one. */
+/* Products by cuBLASLt of XN. Matrices that follow one another in memory are one. */
 static void many(struct cu_dev *d, struct few_arg *a, struct tw_tensor *y,
-        const struct tw_tensor *x, const struct tw_step_w *w, const struct tw_tensor *res)
+        const struct tw_tensor *xn, const struct tw_step_w *w, const struct tw_tensor *res)
 {
     struct tw_dev *dev = (struct tw_dev *)d;
-    struct tw_tensor xn = normalised(d, x, a->norm, a->eps);
-    int64_t most = 0;
 
-    for (int i = 0, k; i < a->nm && xn.data; i = k) {
+    for (int i = 0, k; i < a->nm; i = k) {
         struct tw_tensor part = *y, add = res ? *res : part;
         struct tw_mat m = *w[i].w;
 
@@ -205,13 +204,30 @@ static void many(struct cu_dev *d, struct few_arg *a, struct tw_tensor *y,
             part.data = (bf16 *)y->data + a->m[i].y0;
         if (res)
             add.data = (bf16 *)res->data + a->m[i].y0;
-        tw_ops(dev)->linear(dev, &part, &xn, &m, w[i].bias, res ? &add : NULL);
+        tw_ops(dev)->linear(dev, &part, xn, &m, w[i].bias, res ? &add : NULL);
     }
+}
+
+/* Adds what adapters do to products that are there. */
+static void expand(struct cu_dev *d, const struct few_arg *a)
+{
+    int64_t most = 0;
+
     for (int i = 0; i < a->nm; i++)
         most = a->m[i].rows > most ? a->m[i].rows : most;
     if (a->h)
         step_launch(d, expand_k, dim3((unsigned)a->T, (unsigned)cu_div(most, 256),
                     (unsigned)a->nm), 256, 0, 1, *a);
+}
+
+/* XN, normalised already, by step_some.cu. */
+static bool some(struct cu_dev *d, const struct few_arg *a, const struct tw_tensor *xn, enum few_mode mode)
+{
+    struct few_arg b = *a;
+
+    b.x = (const bf16 *)xn->data;
+    b.ldx = xn->ld;
+    return cu_step_way(d)->kind != STEP_PLAIN && cu_some(d, &b, mode);
 }
 
 void cu_step_linear(struct tw_dev *dev, struct tw_tensor *y, const struct tw_tensor *x,
@@ -223,10 +239,15 @@ void cu_step_linear(struct tw_dev *dev, struct tw_tensor *y, const struct tw_ten
 
     if (!shrink(d, &a))
         return;
-    if (a.T > STEP_FEW)
-        many(d, &a, y, x, w, res);
-    else
+    if (a.T <= STEP_FEW) {
         cu_few(d, &a, PLAIN);
+        return;
+    }
+    struct tw_tensor xn = normalised(d, x, norm, eps);
+
+    if (xn.data && !some(d, &a, &xn, PLAIN))
+        many(d, &a, y, &xn, w, res);
+    expand(d, &a);
 }
 
 void cu_step_glu(struct tw_dev *dev, struct tw_tensor *y, const struct tw_tensor *x,
@@ -240,19 +261,26 @@ void cu_step_glu(struct tw_dev *dev, struct tw_tensor *y, const struct tw_tensor
 
     if (!shrink(d, &a))
         return;
+    a.m[1].y0 = 0;              /* one output of both */
+    a.act = act;
     if (a.T <= STEP_FEW) {
-        a.m[1].y0 = 0;
-        a.act = act;
         cu_few(d, &a, GLU);
         return;
     }
+    struct tw_tensor xn = normalised(d, x, norm, eps);
+
+    if (!xn.data || (!a.h && some(d, &a, &xn, GLU)))
+        return;
+    a.m[1].y0 = (int32_t)I;
     wide.data = cu_step_buf(d, STEP_WIDE, (size_t)(STEP_MAX * 2 * I) * 2);
     wide.cols = wide.ld = 2 * I;
     a.y = wide.data;
     a.ldy = wide.ld;
     if (!wide.data)
         return;
-    many(d, &a, &wide, x, w, NULL);
+    if (!some(d, &a, &xn, PLAIN))
+        many(d, &a, &wide, &xn, w, NULL);
+    expand(d, &a);
     g = u = wide;
     g.cols = u.cols = I;
     u.data = (bf16 *)wide.data + I;
@@ -266,10 +294,14 @@ void cu_step_logits(struct cu_dev *d, float *z, const struct tw_tensor *x, const
     struct tw_tensor y = { z, TW_F32, x->rows, w->rows, w->rows };
     struct few_arg a = arg_of(d, &y, x, norm, eps, &one, 1, NULL);
 
-    if (a.T > STEP_FEW)
-        many(d, &a, &y, x, &one, NULL);
-    else
+    if (a.T <= STEP_FEW) {
         cu_few(d, &a, LOGITS);
+        return;
+    }
+    struct tw_tensor xn = normalised(d, x, norm, eps);
+
+    if (xn.data)
+        many(d, &a, &y, &xn, &one, NULL);
 }
 
 /* A row of x and of y each block, which are read twice, the second time from the cache. */
