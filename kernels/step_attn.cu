@@ -27,76 +27,6 @@ template <int HD, int U> static __device__ __forceinline__ void load(uint4 (&k)[
     }
 }
 
-/* The splits of a sequence, in order, by the block that finished last. */
-template <int HD> static __device__ __forceinline__ void join_splits(const step_attn_arg &a, int t,
-        int kvh, int ns)
-{
-    for (int i = threadIdx.x; i < a.group * HD; i += blockDim.x) {
-        int head = kvh * a.group + i / HD, c = i % HD;
-        const float *p = a.part + ((int64_t)t * a.nh + head) * a.v.splits * (HD + 2);
-        float top = -INFINITY, all = 0, y = 0;
-
-        for (int x = 0; x < ns; x++)
-            top = fmaxf(top, __ldcg(p + x * (HD + 2) + HD));
-        for (int x = 0; x < ns; x++) {
-            float w = ex2(__ldcg(p + x * (HD + 2) + HD) - top);
-
-            all = fmaf(w, __ldcg(p + x * (HD + 2) + HD + 1), all);
-            y = fmaf(w, __ldcg(p + x * (HD + 2) + c), y);
-        }
-        put_o<HD>(a, t, head, c, y / all);
-    }
-}
-
-/* The warps' parts, in order, to the output or to this split's place. */
-template <int HD, int G, int WARPS>
-static __device__ __forceinline__ void finish(const step_attn_arg &a,
-        const float (*mo)[G][HD], const float (*ms)[G][2], int t, int kvh, int split, int ns)
-{
-    __shared__ int last;
-
-    for (int i = threadIdx.x; i < a.group * HD; i += blockDim.x) {
-        int g = i / HD, c = i % HD, head = kvh * a.group + g;
-        float top = -INFINITY, all = 0, y = 0;
-
-#pragma unroll
-        for (int w = 0; w < WARPS; w++)
-            top = fmaxf(top, ms[w][g][0]);
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) {
-            float f = top == -INFINITY ? 0 : ex2(ms[w][g][0] - top);
-
-            all = fmaf(f, ms[w][g][1], all);
-            y = fmaf(f, mo[w][g][c], y);
-        }
-        if (ns == 1) {
-            put_o<HD>(a, t, head, c, y / all);
-            continue;
-        }
-        float *p = a.part + (((int64_t)t * a.nh + head) * a.v.splits + split) * (HD + 2);
-        p[c] = y;
-        if (!c) {
-            p[HD] = top;
-            p[HD + 1] = all;
-        }
-    }
-    if (ns == 1)
-        return;
-    __threadfence();
-    __syncthreads();
-    if (!threadIdx.x) {
-        int *n = &a.ticket[t * a.nkv + kvh];
-
-        last = atomicAdd(n, 1) == ns - 1;
-        if (last)
-            *n = 0;
-        __threadfence();
-    }
-    __syncthreads();
-    if (last)
-        join_splits<HD>(a, t, kvh, ns);
-}
-
 template <int LPK, int G, int U, int WARPS>
 static __global__ void __launch_bounds__(WARPS * 32) attn_k(const __grid_constant__ step_attn_arg a)
 {
@@ -225,6 +155,10 @@ void cu_step_attn(struct tw_dev *dev, struct tw_tensor *o, const struct tw_tenso
     }
     a.ticket = (int32_t *)cu_step_buf(d, STEP_TICKET, (size_t)(STEP_MAX * g->nkv) * 4);
     dim3 grid((unsigned)g->nkv, (unsigned)o->rows, (unsigned)a.v.splits);
+    if (o->rows > SMALL && cu_step_way(d)->kind != STEP_PLAIN && cu_step_attn_ring(d, &a, grid, g->hd)) {
+        CU_DONE(d, "attention of a step");
+        return;
+    }
     if (g->hd == 16)
         heads<2>(d, &a, grid);
     else if (g->hd == 32)

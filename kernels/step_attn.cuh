@@ -2,6 +2,7 @@
  * softmax: one block a kv head (step_attn.cu), or a cluster of blocks (step_attn_cluster.cu). */
 #ifndef TW_STEP_ATTN_CUH
 #define TW_STEP_ATTN_CUH
+#include "bar.cuh"
 #include "step.cuh"
 
 enum { BIG = 16 };              /* warps that share the keys of a split when sequences are few */
@@ -22,6 +23,8 @@ struct step_attn_arg {
 
 /* The same bits by a cluster; false: it does not take this shape, and nothing was done. */
 bool cu_step_attn_cluster(struct cu_dev *d, struct step_attn_arg *a, int64_t rows, int64_t hd);
+/* step_attn_ring.cu: the same of many sequences, GRID of kv heads, sequences and splits; false: as above. */
+bool cu_step_attn_ring(struct cu_dev *d, const struct step_attn_arg *a, dim3 grid, int64_t hd);
 
 #ifdef __CUDACC__
 static __device__ __forceinline__ float ex2(float x)
@@ -261,6 +264,76 @@ template <int LPK, int G> static __device__ __forceinline__ void start(float (&a
             }
         }
     }
+}
+
+/* The splits of a sequence, in order, by the block that finished last. */
+template <int HD, int WARPS> static __device__ __forceinline__ void join_splits(const step_attn_arg &a, int t,
+        int kvh, int ns)
+{
+    for (int i = threadIdx.x; i < a.group * HD; i += WARPS * 32) {
+        int head = kvh * a.group + i / HD, c = i % HD;
+        const float *p = a.part + ((int64_t)t * a.nh + head) * a.v.splits * (HD + 2);
+        float top = -INFINITY, all = 0, y = 0;
+
+        for (int x = 0; x < ns; x++)
+            top = fmaxf(top, __ldcg(p + x * (HD + 2) + HD));
+        for (int x = 0; x < ns; x++) {
+            float w = ex2(__ldcg(p + x * (HD + 2) + HD) - top);
+
+            all = fmaf(w, __ldcg(p + x * (HD + 2) + HD + 1), all);
+            y = fmaf(w, __ldcg(p + x * (HD + 2) + c), y);
+        }
+        put_o<HD>(a, t, head, c, y / all);
+    }
+}
+
+/* The warps' parts, in order, to the output or to this split's place; by the first WARPS of the block. */
+template <int HD, int G, int WARPS>
+static __device__ __forceinline__ void finish(const step_attn_arg &a,
+        const float (*mo)[G][HD], const float (*ms)[G][2], int t, int kvh, int split, int ns)
+{
+    __shared__ int last;
+
+    for (int i = threadIdx.x; i < a.group * HD; i += WARPS * 32) {
+        int g = i / HD, c = i % HD, head = kvh * a.group + g;
+        float top = -INFINITY, all = 0, y = 0;
+
+#pragma unroll
+        for (int w = 0; w < WARPS; w++)
+            top = fmaxf(top, ms[w][g][0]);
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {
+            float f = top == -INFINITY ? 0 : ex2(ms[w][g][0] - top);
+
+            all = fmaf(f, ms[w][g][1], all);
+            y = fmaf(f, mo[w][g][c], y);
+        }
+        if (ns == 1) {
+            put_o<HD>(a, t, head, c, y / all);
+            continue;
+        }
+        float *p = a.part + (((int64_t)t * a.nh + head) * a.v.splits + split) * (HD + 2);
+        p[c] = y;
+        if (!c) {
+            p[HD] = top;
+            p[HD + 1] = all;
+        }
+    }
+    if (ns == 1)
+        return;
+    __threadfence();
+    bar_group(1, WARPS * 32);
+    if (!threadIdx.x) {
+        int *n = &a.ticket[t * a.nkv + kvh];
+
+        last = atomicAdd(n, 1) == ns - 1;
+        if (last)
+            *n = 0;
+        __threadfence();
+    }
+    bar_group(1, WARPS * 32);
+    if (last)
+        join_splits<HD, WARPS>(a, t, kvh, ns);
 }
 #endif
 #endif
