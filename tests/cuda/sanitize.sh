@@ -76,8 +76,8 @@ cases()
 		esac
 		case $1 in
 		poison) echo "kept:$m $train $n --init random --config-json $OUT/$m.json $OUT/text.jsonl" ;;
-		racecheck) echo "decode:$m $B/bench/decode cuda $OUT/$m.json 20 3 1 1" ;;
-		*) echo "decode:$m $B/bench/decode cuda $OUT/$m.json 40 12 1 1 3" ;;
+		racecheck) echo "decode:$m $B/bench/decode cuda $OUT/$m.json 20 3 1 1 20" ;;
+		*) echo "decode:$m $B/bench/decode cuda $OUT/$m.json 40 12 1 1 3 20" ;;
 		esac
 	done
 	if [ $1 != poison ]; then

@@ -253,9 +253,9 @@ static void compare(struct world *w, int T, int adapters, int longest)
     free(z);
 }
 
-enum { SHAPES = 6 };
+enum { SHAPES = 8 };
 static const int shape[SHAPES][4] = { { 64, 96, 4, 16 }, { 128, 256, 2, 64 }, { 256, 512, 16, 32 },
-    { 256, 768, 8, 128 }, { 512, 320, 6, 64 }, { 1024, 3072, 4, 128 } };
+    { 256, 768, 8, 128 }, { 512, 320, 6, 64 }, { 1024, 3072, 4, 128 }, { 1152, 640, 16, 128 }, { 768, 2080, 16, 256 } };
 
 /* With little each shape has a number of sequences of its own. */
 static void passes(int adapters, int longest)
