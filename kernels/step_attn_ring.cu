@@ -1,12 +1,12 @@
 /* step_attn_ring.cu - attention of a decode step of many sequences on Hopper: step_attn.cu's way through the
- * keys, which come by the copy engine, block of keys by block of keys, into a ring in shared memory. So many of
- * them are on their way at a time, from before the queries are there, and nothing of them is in registers or
- * passes through L1, of which little is left beside the products of a step.
+ * keys, which come by the copy engine, block of keys by block of keys, into a ring in shared memory. So many
+ * of them are on their way at a time, from before the queries are there, and nothing of them is in registers
+ * or passes through L1, of which little is left beside the products of a step.
  *
  * Who waits for whom:
  *   full[i]   a block of keys and values is there; by the asking lane and the copies
- *   free[i]   the four warps have read it: each lane says so itself, since racecheck does not see that one speaks
- *             for its warp
+ *   free[i]   the four warps have read it: each lane says so itself, since racecheck does not see that one
+ *             speaks for its warp
  *   named 1   the four warps for one another: the queries are there; all keys have been read, whose room the
  *             warps' shares take; those are there */
 #include "step_attn.cuh"
@@ -32,8 +32,8 @@ static __device__ __forceinline__ void advance(slot_at &at, int slots)
 }
 
 /* The fifth warp: all keys of this split, which are older than the step. */
-template <int HD> static __device__ __forceinline__ void bring(const step_attn_arg &a, char *ring, uint32_t bars,
-        int slots, char *const *blk, int kvh, int j0, int j1, int lane)
+template <int HD> static __device__ __forceinline__ void bring(const step_attn_arg &a, char *ring,
+        uint32_t bars, int slots, char *const *blk, int kvh, int j0, int j1, int lane)
 {
     constexpr int HALF = TW_KV_BLOCK * HD * 2, LINE = HD * 2;
     const int n = (j1 - j0 + TW_KV_BLOCK - 1) / TW_KV_BLOCK;
@@ -57,15 +57,17 @@ template <int HD> static __device__ __forceinline__ void bring(const step_attn_a
 }
 
 /* c[16, 8] += a[16, 16] b[16, 8], of which rows 8 to 15 of a are zeros. */
-static __device__ __forceinline__ void scores(float (&c)[4], uint32_t a0, uint32_t a2, uint32_t b0, uint32_t b1)
+static __device__ __forceinline__ void scores(float (&c)[4], uint32_t a0, uint32_t a2, uint32_t b0,
+        uint32_t b1)
 {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%0,%1,%2,%3};\n" : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(0), "r"(a2), "r"(0),
-        "r"(b0), "r"(b1));
+        "{%0,%1,%2,%3};\n"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(0), "r"(a2), "r"(0), "r"(b0), "r"(b1));
 }
 
-/* What a warp has of the softmax over its keys. Lane 4 h + t has head h's maximum, and its own part of the sum;
- * lane LPK s + l has components 8 l to 8 l + 7 of what keys s modulo 32 / LPK gave to every head. */
+/* What a warp has of the softmax over its keys. Lane 4 h + t has head h's maximum, and its own part of the
+ * sum; lane LPK s + l has components 8 l to 8 l + 7 of what keys s modulo 32 / LPK gave to every head. */
 template <int G> struct running {
     float acc[G][8], top, all;
 };
@@ -110,13 +112,13 @@ static __device__ __forceinline__ void queries(uint4 (&q)[HD / 32], const float 
     for (int c = 0; c < HD / 32; c++) {
         const float *x = qs[lane / 4 < G ? lane / 4 : 0] + c * 32 + lane % 4 * 8;
 
-        q[c] = lane / 4 < G ? make_uint4(pack2(x[0], x[1]), pack2(x[2], x[3]), pack2(x[4], x[5]), pack2(x[6], x[7])) :
-            make_uint4(0, 0, 0, 0);
+        q[c] = lane / 4 < G ? make_uint4(pack2(x[0], x[1]), pack2(x[2], x[3]), pack2(x[4], x[5]),
+                pack2(x[6], x[7])) : make_uint4(0, 0, 0, 0);
     }
 }
 
-/* The running softmax takes in eight keys K, of which N are there, with their values V. ROOM, of this warp: the
- * weights of each key, and the factors of what is there. */
+/* The running softmax takes in eight keys K, of which N are there, with their values V. ROOM, of this warp:
+ * the weights of each key, and the factors of what is there. */
 template <int LPK, int G> static __device__ __forceinline__ void take_eight(running<G> &r,
         const uint4 (&q)[LPK / 4], const bf16 *k, const bf16 *v, float (*room)[G], int n, float scale, int lane)
 {
@@ -134,7 +136,8 @@ template <int LPK, int G> static __device__ __forceinline__ void take_eight(runn
     }
 #pragma unroll
     for (int i = 0; i < U; i++)
-        u[i] = i * KPW + sub < n ? *(const uint4 *)(v + (i * KPW + sub) * HD + l * 8) : make_uint4(0, 0, 0, 0);
+        u[i] = i * KPW + sub < n ? *(const uint4 *)(v + (i * KPW + sub) * HD + l * 8) :
+            make_uint4(0, 0, 0, 0);
     float s0 = 2 * t < n ? (c[0] + e[0]) * scale : -INFINITY;
     float s1 = 2 * t + 1 < n ? (c[1] + e[1]) * scale : -INFINITY;
     float top = fmaxf(s0, s1);
@@ -175,10 +178,11 @@ template <int LPK, int G> static __device__ __forceinline__ void take_eight(runn
     }
 }
 
-/* One of the four warps, whose part of each block is eight keys; by tensor cores. Its share goes to MO and MS. */
-template <int LPK, int G> static __device__ __forceinline__ void by_cores(const step_attn_arg &a, const char *ring,
-        uint32_t bars, int slots, const float (*qs)[LPK * 8], const float *kn, const float *vn, float (*room)[G],
-        int keys, bool own, float (*mo)[G][LPK * 8], float (*ms)[G][2])
+/* One of the four warps, whose part of each block is eight keys; by tensor cores. Its share goes to MO and
+ * MS. */
+template <int LPK, int G> static __device__ __forceinline__ void by_cores(const step_attn_arg &a,
+        const char *ring, uint32_t bars, int slots, const float (*qs)[LPK * 8], const float *kn,
+        const float *vn, float (*room)[G], int keys, bool own, float (*mo)[G][LPK * 8], float (*ms)[G][2])
 {
     constexpr int HD = LPK * 8, HALF = TW_KV_BLOCK * HD;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -217,14 +221,16 @@ template <int LPK, int G> static __device__ __forceinline__ void by_cores(const 
     }
 }
 
-/* The same by lanes, eight components each, as step_attn.cu has it: one or two heads are too few for the cores. */
-template <int LPK, int G> static __device__ __forceinline__ void by_lanes(const step_attn_arg &a, const char *ring,
-        uint32_t bars, int slots, const float (*qs)[LPK * 8], const float *kn, const float *vn, int keys, bool own,
-        float (*mo)[G][LPK * 8], float (*ms)[G][2])
+/* The same by lanes, eight components each, as step_attn.cu has it: one or two heads are too few for the
+ * cores. */
+template <int LPK, int G> static __device__ __forceinline__ void by_lanes(const step_attn_arg &a,
+        const char *ring, uint32_t bars, int slots, const float (*qs)[LPK * 8], const float *kn,
+        const float *vn, int keys, bool own, float (*mo)[G][LPK * 8], float (*ms)[G][2])
 {
     constexpr int HD = LPK * 8, KPW = 32 / LPK, STRIDE = WARPS * KPW, HALF = TW_KV_BLOCK * HD;
     constexpr int U = TW_KV_BLOCK / STRIDE < 4 ? TW_KV_BLOCK / STRIDE : 4;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, l = lane % LPK, mine = warp * KPW + lane / LPK;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, l = lane % LPK;
+    const int mine = warp * KPW + lane / LPK;
     float acc[G][8] = {}, top[G], all[G] = {}, q[G][8];
     slot_at at = { 0, 0 };
 
@@ -265,7 +271,8 @@ template <int LPK, int G> static __device__ __forceinline__ void by_lanes(const 
 }
 #endif
 
-template <int LPK, int G> static __global__ void __launch_bounds__((WARPS + 1) * 32, LPK > 16 ? 2 : G > 4 ? 3 : 4)
+template <int LPK, int G> static __global__ void
+__launch_bounds__((WARPS + 1) * 32, LPK > 16 ? 2 : G > 4 ? 3 : 4)
 ring_k(const __grid_constant__ step_attn_arg a, int slots)
 {
 #if TW_SM90
@@ -316,7 +323,8 @@ template <int LPK, int G> static void run(struct cu_dev *d, const struct step_at
     const int slots = LPK > 16 ? 2 : LPK == 16 ? 3 : MOST_SLOTS;
 
     step_room(d, (const void *)ring_k<LPK, G>);
-    step_launch(d, ring_k<LPK, G>, grid, (WARPS + 1) * 32, (size_t)slots * 2 * TW_KV_BLOCK * HD * 2, 1, *a, slots);
+    step_launch(d, ring_k<LPK, G>, grid, (WARPS + 1) * 32, (size_t)slots * 2 * TW_KV_BLOCK * HD * 2, 1, *a,
+                slots);
 }
 
 template <int LPK> static bool heads(struct cu_dev *d, const struct step_attn_arg *a, dim3 grid)

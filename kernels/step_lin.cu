@@ -1,6 +1,6 @@
-/* step_lin.cu - the products of a decode step: few tokens by the kernels of few.cu, some by step_some.cu, more by
- * cuBLASLt, where matrices that lie side by side are one product; what adapters add; and the look-up of the
- * tokens' embeddings */
+/* step_lin.cu - the products of a decode step: few tokens by the kernels of few.cu, some by step_some.cu,
+ * more by cuBLASLt, where matrices that lie side by side are one product; what adapters add; and the look-up
+ * of the tokens' embeddings */
 #include "few.cuh"
 
 /* h[token][i][r] = x[token] . A_i[r]: a warp each; of normalised x when there is a norm. */

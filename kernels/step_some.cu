@@ -1,19 +1,20 @@
-/* step_some.cu - products of 17 to 64 tokens of a decode step, on Hopper: bound by reading the weights, and by
- * the way from one kernel to the next. Weights depend on no kernel of the step, so a block has its own on their
- * way into shared memory before the kernel that makes its tokens has ended. So that tokens, which every block
- * wants, are not read too often, S blocks of a cluster share the sums: each has a part of k, all rows of the
- * tile, and all tokens; then each puts together, in order, a part of the tile's outputs.
+/* step_some.cu - products of 17 to 64 tokens of a decode step, on Hopper: bound by reading the weights, and
+ * by the way from one kernel to the next. Weights depend on no kernel of the step, so a block has its own on
+ * their way into shared memory before the kernel that makes its tokens has ended. So that tokens, which every
+ * block wants, are not read too often, S blocks of a cluster share the sums: each has a part of k, all rows of
+ * the tile, and all tokens; then each puts together, in order, a part of the tile's outputs.
  *
- * Tokens are the left side of wgmma (64 rows, of which those behind T are of no meaning), N rows of weights its
- * right side; with GLU the first half of them are gate's, the others up's. A warp has the copy engine bring
- * steps of 64 of k. There is one warpgroup a multiprocessor and everything happens once, so code that is long,
- * divides, or waits for a load in line costs what it cannot hide.
+ * Tokens are the left side of wgmma (64 rows, of which those behind T are of no meaning), N rows of weights
+ * its right side; with GLU the first half of them are gate's, the others up's. A warp has the copy engine
+ * bring steps of 64 of k. There is one warpgroup a multiprocessor and everything happens once, so code that is
+ * long, divides, or waits for a load in line costs what it cannot hide.
  *
  * Who waits for whom:
- *   FULL   a step's weights, or tokens, are there; by the asking lane and the copies
- *   FREE   the warps that multiply have read them
+ *   FULL     a step's weights, or tokens, are there; by the asking lane and the copies
+ *   FREE     the warps that multiply have read them
  *   cluster  all blocks have started, so that their memory may be written
- *   GOT    all other blocks' sums of this block's outputs are there; by what they send. Nobody leaves before */
+ *   GOT      all other blocks' sums of this block's outputs are there; by what they send. Nobody leaves
+ *            before */
 #include "few.cuh"
 #include "wgmma.cuh"
 
@@ -21,8 +22,8 @@ enum { STEP = 64, LINE = STEP * 2, MOST_STAGES = 16, WG = 128 };
 /* Barriers: of steps of weights and of tokens. */
 enum { FULL_W = 0, FREE_W = 8 * MOST_STAGES, FULL_X = 16 * MOST_STAGES, FREE_X = 24 * MOST_STAGES,
     GOT = 32 * MOST_STAGES, BARS = GOT + 16 };
-/* Steps of tokens in memory; bytes a block takes where it has no more, so that the next kernel's come to lie beside
- * it, and where it has. */
+/* Steps of tokens in memory; bytes a block takes where it has no more, so that the next kernel's come to lie
+ * beside it, and where it has. */
 enum { FEW_STEPS = 8, ROOM_FEW = 140 << 10, ROOM = 200 << 10 };
 
 struct some_arg {
@@ -62,15 +63,16 @@ template <int MODE> static __device__ __forceinline__ int matrix_of(const some_a
 template <int N> static __device__ __forceinline__ void step16(float *c, uint64_t a, uint64_t b, int add)
 {
 #define SOME(n, list, at, x, y) "{\n.reg .pred p;\nsetp.ne.b32 p, %" at ", 0;\n" \
-        "wgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 " list "}, %" x ", %" y ", p, 1, 1, 0, 0;\n}\n"
+        "wgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 " list "}, %" x ", %" y                   \
+        ", p, 1, 1, 0, 0;\n}\n"
     if constexpr (N == 32)
         asm volatile(SOME("32", "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15", "18", "16", "17")
                      : R16(c, 0) : "l"(a), "l"(b), "r"(add));
     else if constexpr (N == 64)
         asm volatile(SOME("64", L32, "34", "32", "33") : R16(c, 0), R16(c, 16) : "l"(a), "l"(b), "r"(add));
     else if constexpr (N == 96)
-        asm volatile(SOME("96", L32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47", "50", "48",
-                          "49") : R16(c, 0), R16(c, 16), R16(c, 32) : "l"(a), "l"(b), "r"(add));
+        asm volatile(SOME("96", L32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47",
+                          "50", "48", "49") : R16(c, 0), R16(c, 16), R16(c, 32) : "l"(a), "l"(b), "r"(add));
     else
         asm volatile(SOME("128", L64, "66", "64", "65") : R16(c, 0), R16(c, 16), R16(c, 32), R16(c, 48)
                      : "l"(a), "l"(b), "r"(add));
@@ -128,7 +130,8 @@ static __device__ __forceinline__ void bring(const some_arg &p, uint32_t mem, in
     }
 }
 
-template <int N> static __device__ __forceinline__ void multiply(const some_arg &p, uint32_t mem, float *c, int steps)
+template <int N>
+static __device__ __forceinline__ void multiply(const some_arg &p, uint32_t mem, float *c, int steps)
 {
     const uint32_t bars = mem + p.bars, wide = (uint32_t)p.rows * LINE;
     slot_at w = { 0, 0 }, x = { 0, 0 };
@@ -159,7 +162,7 @@ template <int N> static __device__ __forceinline__ void multiply(const some_arg 
 /* Outputs lie in groups of eight; a thread has two of each group for each of two tokens. A block of S has
  * these groups, with GLU as many more of up. */
 template <int MODE, int N, int S> struct share_of {
-    static constexpr int GROUPS = N / 8 / (MODE == GLU ? 2 : 1), MINE = GROUPS / S, BOTH = MODE == GLU ? 2 : 1;
+    static constexpr int BOTH = MODE == GLU ? 2 : 1, GROUPS = N / 8 / BOTH, MINE = GROUPS / S;
 };
 
 /* c[i] of this block's groups = the sums of all parts, in order. */
@@ -178,7 +181,8 @@ static __device__ __forceinline__ void gather(const some_arg &p, char *smem, flo
             const int to = n % O::GROUPS / O::MINE, at = n % O::GROUPS % O::MINE + n / O::GROUPS * O::MINE;
 
             if (to != rank) {
-                send(mem + p.parts + (((rank - (rank > to)) * ALL + at) * WG + threadIdx.x) * 16, c + 4 * n, got, to);
+                send(mem + p.parts + (((rank - (rank > to)) * ALL + at) * WG + threadIdx.x) * 16, c + 4 * n,
+                     got, to);
             } else {
 #pragma unroll
                 for (int i = 0; i < 4; i++)
@@ -232,8 +236,8 @@ template <int MINE> static __device__ __forceinline__ void fetch_res(uint32_t *r
                 *(const uint32_t *)(x + h * 8 * p.a.ldres + n * 8) : 0;
 }
 
-template <int MODE, int N, int S> static __device__ __forceinline__ void write_out(const some_arg &p, float *c,
-        const uint32_t *res, const place_of &o)
+template <int MODE, int N, int S> static __device__ __forceinline__ void write_out(const some_arg &p,
+        float *c, const uint32_t *res, const place_of &o)
 {
     using O = share_of<MODE, N, S>;
     const few_w &w = p.a.m[o.m];
@@ -378,8 +382,8 @@ template <int MODE> static bool wide(struct cu_dev *d, some_arg *p, int64_t tile
         N == 96 ? split<MODE, 96>(d, p, tiles, S) : split<MODE, 128>(d, p, tiles, S);
 }
 
-/* Of what a block a multiprocessor can do, that by which it reads and sends the fewest bytes: weights, tokens, and
- * sums, which cost twice. BOTH 2: of ROWS of gate, and as many of up. */
+/* Of what a block a multiprocessor can do, that by which it reads and sends the fewest bytes: weights, tokens,
+ * and sums, which cost twice. BOTH 2: of ROWS of gate, and as many of up. */
 static bool choose(struct cu_dev *d, int64_t rows, int both, int64_t k, int *width, int *split)
 {
     int64_t most = cu_div(k, STEP), best = INT64_MAX;
@@ -389,7 +393,8 @@ static bool choose(struct cu_dev *d, int64_t rows, int both, int64_t k, int *wid
             int64_t steps = cu_div(most, S), sums = N * STEP_SOME * 4 / S * (S - 1);
             int64_t bytes = (N + STEP_SOME) * steps * LINE + 2 * sums;
 
-            if (N / 8 / both % S || cu_div(rows * both, N) * S > d->sms || steps * (S - 1) >= most || bytes >= best)
+            if (N / 8 / both % S || cu_div(rows * both, N) * S > d->sms || steps * (S - 1) >= most ||
+                    bytes >= best)
                 continue;
             best = bytes;
             *width = N, *split = S;
