@@ -203,13 +203,6 @@ static __device__ __forceinline__ void mma(float *c, const uint32_t *a, uint32_t
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-static __device__ __forceinline__ uint32_t pack2(float lo, float hi)
-{
-    __nv_bfloat162 x = __floats2bfloat162_rn(lo, hi);
-
-    return *(uint32_t *)&x;
-}
-
 static __device__ __forceinline__ float ex2(float x)
 {
     float y;

@@ -220,6 +220,13 @@ bool cu_attn_map_of(struct tma_map *m, const struct attn_box *b)
             SWIZZLE_128B, L2_256B, NONE);
 }
 
+bool cu_rows_map(struct tma_map *m, const void *p, int64_t rows, int64_t k, int64_t ld, int64_t box)
+{
+    struct attn_box b = { p, k, 1, rows, ld, ld, 1, box };
+
+    return k % 8 == 0 && ld % 8 == 0 && (uintptr_t)p % 16 == 0 && cu_attn_map_of(m, &b);
+}
+
 bool cu_attn_map(struct tma_map *m, const struct tw_tensor *t, int64_t hd,
         int64_t heads, int64_t tokens)
 {

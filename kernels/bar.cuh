@@ -101,6 +101,17 @@ static __device__ __forceinline__ void bar_stored()
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 #endif
 }
+/* A slot of a ring of copies, and the parity of how often it has come round. */
+struct slot_at {
+    int i, round;
+};
+
+static __device__ __forceinline__ void advance(slot_at &at, int slots)
+{
+    if (++at.i == slots)
+        at.i = 0, at.round ^= 1;
+}
+
 /* Waits for the N threads of whole warps that come to barrier ID. */
 static __device__ __forceinline__ void bar_group(int id, int n)
 {

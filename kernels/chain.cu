@@ -143,14 +143,6 @@ template <int NT> static void run(struct cu_dev *d, const struct chain_arg *a, e
     CU_DONE(d, "products of one chain");
 }
 
-/* A matrix of ROWS rows and K columns, for boxes of BOX rows. */
-static bool map_of(struct tma_map *m, const void *p, int64_t rows, int64_t k, int64_t ld, int64_t box)
-{
-    struct attn_box b = { p, k, 1, rows, ld, ld, 1, box };
-
-    return cu_attn_map_of(m, &b);
-}
-
 bool cu_chain(struct cu_dev *d, const struct cu_mm *p)
 {
     struct chain_arg a = {};
@@ -166,7 +158,7 @@ bool cu_chain(struct cu_dev *d, const struct cu_mm *p)
         nt = 64;
     else if (p->m <= 128 || tiles * cu_div(p->m, 256) < d->sms)
         nt = 128;
-    if (!map_of(&a.w, p->b, p->n, p->k, p->ldb, OUT) || !map_of(&a.x, p->a, p->m, p->k, p->lda, nt))
+    if (!cu_rows_map(&a.w, p->b, p->n, p->k, p->ldb, OUT) || !cu_rows_map(&a.x, p->a, p->m, p->k, p->lda, nt))
         return false;
     a.c0 = p->beta == 0 ? NULL : p->c0 ? p->c0 : p->c;
     a.y = p->c, a.ldy = p->ldc, a.ldc0 = p->ldc0 ? p->ldc0 : p->ldc;

@@ -169,6 +169,13 @@ static __device__ __forceinline__ void split(float f, uint32_t &hi, uint32_t &lo
     low = u & 0xffff;
 }
 
+static __device__ __forceinline__ uint32_t pack2(float lo, float hi)
+{
+    __nv_bfloat162 x = __floats2bfloat162_rn(lo, hi);
+
+    return *(uint32_t *)&x;
+}
+
 /* Sums over a warp and over a block of whole warps, in a fixed order; every thread gets the sum. */
 static __device__ __forceinline__ float warp_sum(float x)
 {

@@ -20,17 +20,6 @@ static __device__ __forceinline__ void together()
     bar_group(1, WARPS * 32);
 }
 
-/* A place in the ring, and how often it has come round. */
-struct slot_at {
-    int i, round;
-};
-
-static __device__ __forceinline__ void advance(slot_at &at, int slots)
-{
-    if (++at.i == slots)
-        at.i = 0, at.round ^= 1;
-}
-
 /* The fifth warp: all keys of this split, which are older than the step. */
 template <int HD> static __device__ __forceinline__ void bring(const step_attn_arg &a, char *ring,
         uint32_t bars, int slots, char *const *blk, int kvh, int j0, int j1, int lane)
@@ -95,13 +84,6 @@ template <int LPK, int G> static __device__ __forceinline__ void begin(running<G
             r.all = lane % 4 ? 0 : 1;
         }
     }
-}
-
-static __device__ __forceinline__ uint32_t pack2(float lo, float hi)
-{
-    __nv_bfloat162 p = __floats2bfloat162_rn(lo, hi);
-
-    return *(uint32_t *)&p;
 }
 
 /* Queries as the left side of scores(): the order of components inside 32 is permuted, as keys are read. */

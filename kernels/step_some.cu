@@ -36,17 +36,6 @@ struct some_arg {
 };
 
 #if TW_HOPPER
-/* A step's place in memory, and how often it has come round. */
-struct slot_at {
-    int i, round;
-};
-
-static __device__ __forceinline__ void advance(slot_at &at, int stages)
-{
-    if (++at.i == stages)
-        at.i = 0, at.round ^= 1;
-}
-
 /* The matrix that a tile is of. */
 template <int MODE> static __device__ __forceinline__ int matrix_of(const some_arg &p, int tile)
 {
@@ -326,14 +315,6 @@ static __global__ void __launch_bounds__(WG + 32) some_k(const __grid_constant__
 #endif
 }
 
-/* A matrix of ROWS rows and K columns, for boxes of BOX rows. */
-static bool map_of(struct tma_map *m, const void *x, int64_t rows, int64_t k, int64_t ld, int64_t box)
-{
-    struct attn_box b = { x, k, 1, rows, ld, ld, 1, box };
-
-    return k % 8 == 0 && ld % 8 == 0 && (uintptr_t)x % 16 == 0 && cu_attn_map_of(m, &b);
-}
-
 template <int MODE, int N, int S> static bool start(struct cu_dev *d, some_arg *p, int64_t tiles)
 {
     const int64_t w = N * LINE, x = p->rows * LINE, parts = N * 64 * 4 / S * (S - 1);
@@ -418,14 +399,14 @@ bool cu_some(struct cu_dev *d, const struct few_arg *a, enum few_mode mode)
         return false;
     for (int i = 0; i < a->nm; i++) {
         if (a->m[i].rows % 2 || a->m[i].y0 % 2 || a->ldy % 2 || a->ldres % 2 ||
-                !map_of(&p.w[i], a->m[i].w, a->m[i].rows, a->K, a->m[i].ld, N / both))
+                !cu_rows_map(&p.w[i], a->m[i].w, a->m[i].rows, a->K, a->m[i].ld, N / both))
             return false;
         if (i < n) {
             p.tile0[i] = (int32_t)tiles;
             tiles += cu_div(a->m[i].rows, N / both);
         }
     }
-    if (!map_of(&p.x, a->x, a->T, a->K, a->ldx, p.rows))
+    if (!cu_rows_map(&p.x, a->x, a->T, a->K, a->ldx, p.rows))
         return false;
     bool done = mode == GLU ? wide<GLU>(d, &p, tiles, N, S) : wide<PLAIN>(d, &p, tiles, N, S);
     CU_DONE(d, "products of some tokens");

@@ -30,6 +30,8 @@ struct attn_box {
     int64_t hd, nh, rows, head, ld, heads, tokens;
 };
 bool cu_attn_map_of(struct tma_map *m, const struct attn_box *b);
+/* Of a matrix of ROWS rows and K columns, for boxes of BOX rows. */
+bool cu_rows_map(struct tma_map *m, const void *p, int64_t rows, int64_t k, int64_t ld, int64_t box);
 /* Of keys and values that come of latents, heads of 128 and 128 side by side, and the keys' shared 64. */
 bool cu_attn_latent_maps(struct tma_map *k, struct tma_map *v, struct tma_map *p,
         const struct tw_tensor *kv, const struct tw_tensor *pe, int64_t nh, int64_t tokens);
