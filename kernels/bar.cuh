@@ -127,6 +127,26 @@ template <class T> static __device__ __forceinline__ T *cluster_map(T *p, unsign
     return p;
 #endif
 }
+/* Sends four numbers to AT in block RANK of the cluster, where they arrive on BAR; or two. */
+static __device__ __forceinline__ void cluster_send(uint32_t at, const float *c, uint32_t bar, int rank)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{\n.reg .b32 to, bar;\nmapa.shared::cluster.u32 to, %0, %2;\n"
+                 "mapa.shared::cluster.u32 bar, %1, %2;\n"
+                 "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [to], "
+                 "{%3, %4, %5, %6}, [bar];\n}\n" ::"r"(at), "r"(bar), "r"(rank), "f"(c[0]), "f"(c[1]),
+                 "f"(c[2]), "f"(c[3]) : "memory");
+#endif
+}
+static __device__ __forceinline__ void cluster_send_pair(uint32_t at, float a, float b, uint32_t bar, int rank)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{\n.reg .b32 to, bar;\nmapa.shared::cluster.u32 to, %0, %2;\n"
+                 "mapa.shared::cluster.u32 bar, %1, %2;\n"
+                 "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [to], {%3, %4}, [bar];\n}\n"
+                 ::"r"(at), "r"(bar), "r"(rank), "f"(a), "f"(b) : "memory");
+#endif
+}
 /* Says that this thread has come, and that what it wrote before may be read by those who wait. */
 static __device__ __forceinline__ void cluster_arrive()
 {

@@ -270,7 +270,9 @@ static void gated(struct cu_dev *d, struct few_arg *a)
 
 void cu_few(struct cu_dev *d, struct few_arg *a, enum few_mode mode)
 {
-    if (cu_step_way(d)->kind == STEP_RING && cu_few_ring(d, a, mode))
+    bool ring = cu_step_way(d)->kind == STEP_RING;
+
+    if (ring && (cu_few_hold(d, a, mode) || cu_few_ring(d, a, mode)))
         ;
     else if (mode == GLU)
         gated(d, a);

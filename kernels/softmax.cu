@@ -142,11 +142,9 @@ template <bool MORE> static __device__ __forceinline__ share share_sum(share s)
 /* Puts S to TO in block RANK of the cluster, where it arrives on BAR. */
 static __device__ __forceinline__ void tell(share *to, const share &s, uint64_t *bar, int rank)
 {
-    asm volatile("{\n.reg .b32 to, bar;\nmapa.shared::cluster.u32 to, %0, %2;\n"
-                 "mapa.shared::cluster.u32 bar, %1, %2;\n"
-                 "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [to], "
-                 "{%3, %4, %5, %6}, [bar];\n}\n" ::"r"(bar_at(to)), "r"(bar_at(bar)), "r"(rank),
-                 "f"(s.top), "f"(s.sum), "f"(s.xe), "f"(s.all) : "memory");
+    const float four[4] = { s.top, s.sum, s.xe, s.all };
+
+    cluster_send(bar_at(to), four, bar_at(bar), rank);
 }
 
 /* Queues a block's share of a row, piece by piece. */

@@ -49,13 +49,16 @@ struct cu_step *cu_step_of(struct cu_dev *d);
 const struct step_view *cu_step_view(struct cu_dev *d);
 int64_t cu_step_rows(struct cu_dev *d);
 /* How few tokens go: TW_STEP says plain or ring, for comparisons; TW_STEP_RING and TW_STEP_WINDOW are
- * KiB of shared memory a block takes for its ring, and of copies on their way at most. */
+ * KiB of shared memory a block takes for its ring (when it is said, all products go through rings), and of
+ * copies on their way at most. */
 enum step_kind { STEP_PLAIN, STEP_RING };
 struct step_way {
     enum step_kind kind;
     size_t ring, window;
+    bool hold;                  /* weights that fit are held whole (step_hold.cu) */
+    size_t took;                /* bytes of shared memory, by a block of the last product there */
 };
-const struct step_way *cu_step_way(struct cu_dev *d);
+struct step_way *cu_step_way(struct cu_dev *d);
 /* Buffers of the steps; they grow while nothing is recorded, and earlier records are dropped. */
 enum step_buf { STEP_IN, STEP_LORA, STEP_H, STEP_NORM, STEP_WIDE, STEP_PART, STEP_TICKET,
     STEP_LOGITS, STEP_MOE, STEP_MLA, STEP_NBUF };

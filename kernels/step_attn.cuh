@@ -40,25 +40,42 @@ static __device__ __forceinline__ float round_bf16(float x)
     return __bfloat162float(__float2bfloat16_rn(x));
 }
 
-/* One head by one warp: to[HD] = rotated norm of x, rounded where the ops of a pass round: between
- * the two only where those are not one. */
-template <int HD> static __device__ __forceinline__ void prepare(float *to, const bf16 *x,
-        const float *norm, const step_attn_arg &a, int pos, int lane)
+/* What a lane needs of a norm's weights and of a position's rotation, which no kernel of a step changes. */
+template <int HD> struct turn {
+    static constexpr int N = HD < 32 ? 1 : HD / 32, M = N < 2 ? 1 : N / 2;
+    float k[N], c[M], s[M];
+};
+
+template <int HD>
+static __device__ __forceinline__ turn<HD> turn_of(const float *norm, const step_attn_arg &a, int pos, int lane)
 {
-    constexpr int N = HD < 32 ? 1 : HD / 32, M = N < 2 ? 1 : N / 2;
-    float v[N], k[N], c[M], s[M], sq = 0;
+    turn<HD> t;
     int half = a.rot / 2;
 
 #pragma unroll
-    for (int i = 0; i < M; i++)
+    for (int i = 0; i < t.M; i++)
         if (lane + 32 * i < half) {
-            c[i] = a.cos[(int64_t)pos * half + lane + 32 * i];
-            s[i] = a.sin[(int64_t)pos * half + lane + 32 * i];
+            t.c[i] = a.cos[(int64_t)pos * half + lane + 32 * i];
+            t.s[i] = a.sin[(int64_t)pos * half + lane + 32 * i];
         }
+#pragma unroll
+    for (int i = 0; i < t.N; i++)
+        t.k[i] = norm && lane + 32 * i < HD ? norm[lane + 32 * i] + a.v.norm_off : 0;
+    return t;
+}
+
+/* One head by one warp: to[HD] = rotated norm of x, rounded where the ops of a pass round: between
+ * the two only where those are not one. */
+template <int HD> static __device__ __forceinline__ void prepare(float *to, const bf16 *x, bool norm,
+        const turn<HD> &t, const step_attn_arg &a, int lane)
+{
+    constexpr int N = turn<HD>::N, M = turn<HD>::M;
+    float v[N], sq = 0;
+    int half = a.rot / 2;
+
 #pragma unroll
     for (int i = 0; i < N; i++) {
         v[i] = lane + 32 * i < HD ? __bfloat162float(x[lane + 32 * i]) : 0;
-        k[i] = norm && lane + 32 * i < HD ? norm[lane + 32 * i] + a.v.norm_off : 0;
         sq = fmaf(v[i], v[i], sq);
     }
     if (norm) {
@@ -67,7 +84,7 @@ template <int HD> static __device__ __forceinline__ void prepare(float *to, cons
 
 #pragma unroll
         for (int i = 0; i < N; i++)
-            v[i] = two ? round_bf16(v[i] * r * k[i]) : v[i] * r * k[i];
+            v[i] = two ? round_bf16(v[i] * r * t.k[i]) : v[i] * r * t.k[i];
     }
 #pragma unroll
     for (int i = 0; i < N; i++)
@@ -81,8 +98,8 @@ template <int HD> static __device__ __forceinline__ void prepare(float *to, cons
         if (i < half) {
             float x0 = to[p], x1 = to[q];
 
-            to[p] = round_bf16(x0 * c[n] - x1 * s[n]);
-            to[q] = round_bf16(x1 * c[n] + x0 * s[n]);
+            to[p] = round_bf16(x0 * t.c[n] - x1 * t.s[n]);
+            to[q] = round_bf16(x1 * t.c[n] + x0 * t.s[n]);
         }
     }
     __syncwarp();
@@ -204,6 +221,48 @@ template <int HD> static __device__ __forceinline__ void fetch(const step_attn_a
     }
 }
 
+/* What a warp has to do with a head: those of a kv head are its queries, and behind a group of them its key and
+ * value. */
+template <int HD> struct task {
+    const bf16 *x;              /* NULL: nothing, zeros */
+    bf16 *to;                   /* the decode state; NULL: not to be written */
+    bool key, norm, rotate;
+    turn<HD> t;
+};
+
+template <int HD, int G> static __device__ __forceinline__ task<HD> task_of(const step_attn_arg &a,
+        char *const *blk, int h, int t, int kvh, int pos, int lane, bool own)
+{
+    const bf16 *x = a.qkv + t * a.ldq;
+    const float *norm = h < G ? a.qnorm : a.knorm;
+    task<HD> k = { NULL, NULL, h >= G, norm != NULL, h <= G, {} };
+
+    if (h < a.group) {
+        k.x = x + (kvh * a.group + h) * (1 + a.gated) * HD;
+    } else if (h >= G && own) {
+        k.x = x + (a.nh * (1 + a.gated) + (h - G) * a.nkv + kvh) * HD;
+        k.to = (bf16 *)(blk[pos / TW_KV_BLOCK] + a.offset) +
+            ((int64_t)(kvh * 2 + h - G) * TW_KV_BLOCK + pos % TW_KV_BLOCK) * HD;
+    }
+    if (k.x && k.rotate)
+        k.t = turn_of<HD>(norm, a, pos, lane);
+    return k;
+}
+
+/* Does it: AT is the head's place in shared memory. */
+template <int HD>
+static __device__ __forceinline__ void do_task(const step_attn_arg &a, const task<HD> &k, float *at, int lane)
+{
+    if (k.x && k.rotate)
+        prepare<HD>(at, k.x, k.norm, k.t, a, lane);
+    else if (k.x || !k.key)
+        for (int i = lane; i < HD; i += 32)
+            at[i] = k.x ? __bfloat162float(k.x[i]) : 0;
+    if (k.to)
+        for (int i = lane; i < HD; i += 32)
+            k.to[i] = __float2bfloat16_rn(at[i]);
+}
+
 /* The queries of a kv head into qs, zeros for heads it does not have; and when OWN the new key and
  * value, which go to the decode state, too. */
 template <int HD, int G, int WARPS> static __device__ __forceinline__ void prepare_all(
@@ -211,28 +270,10 @@ template <int HD, int G, int WARPS> static __device__ __forceinline__ void prepa
         int pos, bool own)
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const bf16 *x = a.qkv + t * a.ldq;
 
-    for (int h = warp; h < G + 2; h += WARPS) {
-        if (h < a.group) {
-            prepare<HD>(qs[h], x + (kvh * a.group + h) * (1 + a.gated) * HD, a.qnorm, a, pos, lane);
-        } else if (h < G) {
-            for (int i = lane; i < HD; i += 32)
-                qs[h][i] = 0;
-        } else if (own) {
-            bf16 *to = (bf16 *)(blk[pos / TW_KV_BLOCK] + a.offset) +
-                ((int64_t)(kvh * 2 + h - G) * TW_KV_BLOCK + pos % TW_KV_BLOCK) * HD;
-            const bf16 *y = x + (a.nh * (1 + a.gated) + (h - G) * a.nkv + kvh) * HD;
-
-            if (h == G)
-                prepare<HD>(kn, y, a.knorm, a, pos, lane);
-            for (int i = lane; i < HD; i += 32) {
-                if (h > G)
-                    vn[i] = __bfloat162float(y[i]);
-                to[i] = h == G ? __float2bfloat16_rn(kn[i]) : y[i];
-            }
-        }
-    }
+    for (int h = warp; h < G + 2; h += WARPS)
+        do_task<HD>(a, task_of<HD, G>(a, blk, h, t, kvh, pos, lane, own), h < G ? qs[h] : h == G ? kn : vn,
+                    lane);
 }
 
 /* Starts the running softmax: with the new key in the first lanes of warp 0 of its block. */

@@ -7,22 +7,24 @@
  *
  * Who waits for whom:
  *   keys          the copies are there; by the 32 lanes of the asking warp and the copies
- *   cluster, 1st  all blocks have started, so that their memory may be written; arrived at first,
+ *   cluster       all blocks have started, so that their memory may be written; arrived at first,
  *                 waited for before the first part is sent
- *   cluster, 2nd  all parts have been sent. Nobody touches another's memory behind it, so blocks may
- *                 leave at different times
+ *   parts         all parts of this block's piece have come, by those who send them. Nobody touches another's
+ *                 memory behind it, so blocks may leave at different times
  * Several splits of a sequence are joined as there, by the last that ends, each piece for itself. */
 #include "bar.cuh"
 #include "step_attn.cuh"
 
 enum { RANKS = 8, MINE = BIG / RANKS, MOST_T = 4 };
+enum { WIDE = 256 };            /* threads of a block that is to be alone where a product waits: those that have
+                                 * nothing to do leave, and their registers keep others of the kernel away */
 
 template <int HD, int G> struct joint {
     static constexpr int KPW = 256 / HD, STRIDE = BIG * KPW, RUN = MINE * KPW, PIECE = G * HD / RANKS;
     static constexpr int NW = G + 2 > 4 ? G + 2 : 4;    /* warps: one for each head */
     float qs[G][HD], kn[HD], vn[HD];
     float mo[BIG][PIECE], ms[BIG][G][2];        /* of all warps: this block's piece; maxima and sums */
-    uint64_t keys;
+    uint64_t keys, parts;
     int last;
 };
 
@@ -80,14 +82,14 @@ template <int HD, int G, int U> static __device__ __forceinline__ void attend(co
 #pragma unroll
     for (int g = 0; g < G; g++) {
         int i = g * HD + l * 8;
-        float *to = cluster_map(&m->mo[w][i % J::PIECE], i / J::PIECE);
+        uint32_t to = bar_at(&m->mo[w][i % J::PIECE]), bar = bar_at(&m->parts);
 
         if (!sub) {
-            ((float4 *)to)[0] = make_float4(acc[g][0], acc[g][1], acc[g][2], acc[g][3]);
-            ((float4 *)to)[1] = make_float4(acc[g][4], acc[g][5], acc[g][6], acc[g][7]);
+            cluster_send(to, acc[g], bar, i / J::PIECE);
+            cluster_send(to + 16, acc[g] + 4, bar, i / J::PIECE);
         }
         if (lane < RANKS)
-            *(float2 *)cluster_map(&m->ms[w][g][0], lane) = make_float2(top[g], all[g]);
+            cluster_send_pair(bar_at(&m->ms[w][g][0]), top[g], all[g], bar, lane);
     }
     __syncwarp();
 }
@@ -100,14 +102,14 @@ template <int HD, int G> static __device__ __forceinline__ void join(const step_
     int i = rank * PIECE + threadIdx.x, *n = &a.ticket[(t * a.nkv + kvh) * RANKS + rank];
 
     __threadfence();
-    __syncthreads();
+    bar_group(1, joint<HD, G>::NW * 32);
     if (!threadIdx.x) {
         m->last = atomicAdd(n, 1) == ns - 1;
         if (m->last)
             *n = 0;
         __threadfence();
     }
-    __syncthreads();
+    bar_group(1, joint<HD, G>::NW * 32);
     if (!m->last || (int)threadIdx.x >= PIECE || i / HD >= a.group)
         return;
     float top = -INFINITY, all = 0, y = 0;
@@ -160,7 +162,7 @@ template <int HD, int G> static __device__ __forceinline__ void gather(const ste
 }
 
 template <int HD, int G, int U> static __global__ void
-__launch_bounds__(joint<HD, G>::NW * 32, 2) cluster_k(const __grid_constant__ step_attn_arg a)
+__launch_bounds__(WIDE) __maxnreg__(G == 4 ? 168 : 96) cluster_k(const __grid_constant__ step_attn_arg a)
 {
 #if TW_SM90
     extern __shared__ __align__(128) char mem[];
@@ -177,23 +179,26 @@ __launch_bounds__(joint<HD, G>::NW * 32, 2) cluster_k(const __grid_constant__ st
         return;
     if (!threadIdx.x) {
         bar_init(bar_at(&m->keys), 32);
+        bar_init(bar_at(&m->parts), 1);
         bar_made();
+        bar_expect(bar_at(&m->parts), sizeof m->mo + sizeof m->ms);
     }
     __syncthreads();
+    if (warp >= NW)
+        return;
     cluster_arrive();
     if (warp == NW - 1)
         ask<HD, G>(a, m, blk, kvh, rank, j0, j1, lane);
-    if (!warp)
-        fetch<HD>(a, pos, lane);
+    task<HD> k = task_of<HD, G>(a, blk, warp, t, kvh, pos, lane, own && !rank);
     step_after();
-    prepare_all<HD, G, NW>(a, m->qs, m->kn, m->vn, blk, t, kvh, pos, own && !rank);
-    __syncthreads();
+    if (warp < G + 2)
+        do_task<HD>(a, k, warp < G ? m->qs[warp] : warp == G ? m->kn : m->vn, lane);
+    bar_group(1, NW * 32);
     if (warp < MINE)
         attend<HD, G, U>(a, m, rank * MINE + warp, j0, j1, own);
     else
         cluster_wait();
-    cluster_arrive();
-    cluster_wait();
+    bar_wait(bar_at(&m->parts), 0);
     gather<HD, G>(a, m, t, kvh, rank, split, ns);
 #endif
 }
@@ -210,10 +215,11 @@ template <int HD, int G> static bool queue(struct cu_dev *d, struct step_attn_ar
     a->part = (float *)cu_step_buf(d, STEP_PART, (size_t)(parts * (J::PIECE + 2)) * 4);
     if (!a->ticket || !a->part)
         return true;
+    bool alone = rows * a->nkv * RANKS * a->v.splits <= d->sms;
     size_t smem = (sizeof(J) + 127) / 128 * 128 + (size_t)(cu_div(keys, J::STRIDE) * 2 * J::RUN * HD) * 2;
     step_room(d, (const void *)cluster_k<HD, G, G == 4 ? 2 : 4>);
     step_launch(d, cluster_k<HD, G, G == 4 ? 2 : 4>, dim3((unsigned)a->nkv * RANKS, (unsigned)rows,
-                    (unsigned)a->v.splits), J::NW * 32, smem, RANKS, *a);
+                    (unsigned)a->v.splits), alone ? WIDE : J::NW * 32, smem, RANKS, *a);
     return true;
 }
 

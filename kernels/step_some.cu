@@ -67,16 +67,6 @@ template <int N> static __device__ __forceinline__ void step16(float *c, uint64_
                      : "l"(a), "l"(b), "r"(add));
 }
 
-/* Sends four sums to AT in block RANK of the cluster, where they arrive on BAR. */
-static __device__ __forceinline__ void send(uint32_t at, const float *c, uint32_t bar, int rank)
-{
-    asm volatile("{\n.reg .b32 to, bar;\nmapa.shared::cluster.u32 to, %0, %2;\n"
-                 "mapa.shared::cluster.u32 bar, %1, %2;\n"
-                 "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [to], "
-                 "{%3, %4, %5, %6}, [bar];\n}\n" ::"r"(at), "r"(bar), "r"(rank), "f"(c[0]), "f"(c[1]),
-                 "f"(c[2]), "f"(c[3]) : "memory");
-}
-
 /* The lane that asks. Slots are filled again in the order in which they are read. */
 template <int MODE, int N>
 static __device__ __forceinline__ void bring(const some_arg &p, uint32_t mem, int tile, int k0, int steps)
@@ -170,8 +160,8 @@ static __device__ __forceinline__ void gather(const some_arg &p, char *smem, flo
             const int to = n % O::GROUPS / O::MINE, at = n % O::GROUPS % O::MINE + n / O::GROUPS * O::MINE;
 
             if (to != rank) {
-                send(mem + p.parts + (((rank - (rank > to)) * ALL + at) * WG + threadIdx.x) * 16, c + 4 * n,
-                     got, to);
+                cluster_send(mem + p.parts + (((rank - (rank > to)) * ALL + at) * WG + threadIdx.x) * 16,
+                             c + 4 * n, got, to);
             } else {
 #pragma unroll
                 for (int i = 0; i < 4; i++)
