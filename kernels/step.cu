@@ -61,7 +61,7 @@ static void set_way(struct cu_dev *d, struct step_way *way)
             ;
     if (i == 2)
         cu_fail(d, "TW_STEP: '%s' is neither plain nor ring", s);
-    *way = { (enum step_kind)i, kib(d, "TW_STEP_RING", 200), kib(d, "TW_STEP_WINDOW", 200),
+    *way = { (enum step_kind)i, kib(d, "TW_STEP_RING", 227), kib(d, "TW_STEP_WINDOW", 200),
         !getenv("TW_STEP_RING"), 0 };
 }
 

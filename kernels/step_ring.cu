@@ -1,9 +1,11 @@
 /* step_ring.cu - products of few tokens on Hopper: few.cu's sums, bit for bit, with the weights on
  * their way long before the tokens are there. A block a multiprocessor has an equal part of the rows.
  * One of its warps asks the copy engine for them, piece by piece into a ring in shared memory, from
- * the first moment on; weights depend on no kernel of the step. The ring takes most of a multiprocessor: of
+ * the first moment on; weights depend on no kernel of the step. The ring takes a multiprocessor for itself: of
  * half of it two blocks of a kernel that starts while the one before ends may come to lie on one that is
- * free early, and none on another, which costs more than reading on over a kernel's end gains.
+ * free early, and none on another, which costs more than reading on over a kernel's end gains. What asks for
+ * 17 KB at a time has to be quick: a lane knows its rows' addresses for all pieces of a group, and a turn of
+ * the warp asks for up to four slots.
  *
  * The others are few.cu's eight warps: warp w has the segments of k that are w modulo 8. Each brings
  * its part of the tokens into shared memory once, normalised, and keeps the sums of all rows of a
@@ -23,6 +25,8 @@
 enum { GROUP = 3, TILES = 2, COLS = GROUP * TILES * 8 };        /* units of a group; outputs of one */
 enum { PIECE = 1024, DEPTH = PIECE / SEG / WARPS };     /* most of a row in a slot; a warp's segments */
 enum { MOST_T = 256 / COLS, MOST_SLOTS = 32, EIGHT = WARPS * 32 };
+enum { MOST_TURNS = GROUP * TILES / 2 };        /* in which a group's tiles are asked for */
+enum { BESIDE = 27 << 10 };     /* shared memory that logits leave to what chooses, which starts early */
 enum { REGS = 80 };             /* one of attention has room beside it on a multiprocessor */
 
 struct ring_arg {
@@ -31,7 +35,7 @@ struct ring_arg {
     int32_t each, more;         /* rows of a block; how many blocks have one more */
     int32_t kc, pieces;         /* elements of a row in a slot; pieces of a row */
     int32_t pitch, slots;       /* bytes from one of a slot's 8 rows to the next */
-    int32_t window;             /* slots on their way at most */
+    int32_t window, once;       /* slots on their way at most; asked for at once: 2 or 4 */
     /* Where parts of shared memory begin. */
     int32_t squares, cells, norm, tokens, ring;
 };
@@ -55,59 +59,81 @@ template <int MODE> static __device__ __forceinline__ bool two(const part &b, in
     return MODE == GLU || u * 16 + 8 < b.n;
 }
 
-/* The row that lane LANE copies of a tile of unit U; NULL: none. */
+/* Row I of the eight of tile T of those from unit G on; NULL: none. */
 template <int MODE> static __device__ __forceinline__ const bf16 *row_of(const ring_arg &p, const part &b,
-        int u, int tile, int lane)
+        int g, int t, int i)
 {
-    int i = MODE == GLU ? u * 8 + lane : u * 16 + tile * 8 + lane, m;
+    int m = t % 2;
 
-    if (lane >= 8 || i >= b.n)
+    i += MODE == GLU ? (g + t / 2) * 8 : (g * 2 + t) * 8;
+    if (i >= b.n)
         return NULL;
     i += b.first;
-    m = MODE == GLU ? tile : matrix_of<MODE>(p.a, i);
-    return p.a.m[m].w + (int64_t)(MODE == GLU ? i : i - p.a.m[m].y0) * p.a.m[m].ld;
+    if (MODE == GLU)
+        return p.a.m[m].w + (int64_t)i * p.a.m[m].ld;
+    m = matrix_of<MODE>(p.a, i);
+    return p.a.m[m].w + (int64_t)(i - p.a.m[m].y0) * p.a.m[m].ld;
 }
 
-/* Asks for what fills a slot: N bytes of a row, by each lane that has one. */
-static __device__ __forceinline__ void fill(const ring_arg &p, char *mem, place at, const bf16 *row,
+/* What the asking warp has come to: the next slot, and the first of those on their way. */
+struct asker {
+    place at, old;
+    int way;
+};
+
+/* Asks for what fills COUNT slots: N bytes of a row, by each lane that has one, eight lanes a slot. */
+static __device__ __forceinline__ void fill(const ring_arg &p, char *mem, asker *q, const bf16 *row, int count,
         uint32_t n, int lane)
 {
-    uint32_t full = bar_at(mem) + 8 * at.slot;
-    unsigned who = __ballot_sync(~0u, row != NULL);
+    unsigned who = __ballot_sync(~0u, row != NULL) >> (lane & 24) & 255;
+    int slot = q->at.slot + lane / 8, round = q->at.round;
+    uint32_t bar = bar_at(mem), full;
 
-    if (at.round)
-        bar_wait(full + 8 * MOST_SLOTS, (at.round - 1) & 1);
-    if (!lane)
+    for (; q->way && q->way + count > p.window; q->way--, q->old = after(q->old, p.slots))
+        bar_wait(bar + 8 * q->old.slot, q->old.round & 1);
+    if (slot >= p.slots)
+        slot -= p.slots, round++;
+    full = bar + 8 * slot;
+    if (lane / 8 < count && round)
+        bar_wait(full + 8 * MOST_SLOTS, (round - 1) & 1);
+    if (lane / 8 < count && lane % 8 == 0)
         bar_expect(full, n * (uint32_t)__popc(who));
     __syncwarp();
     if (row)
-        bar_copy(mem + p.ring + (at.slot * 8 + lane) * p.pitch, row, n, full);
+        bar_copy(mem + p.ring + (slot * 8 + lane % 8) * p.pitch, row, n, full);
+    q->way += count;
+    q->at.slot += count;
+    if (q->at.slot >= p.slots)
+        q->at = { q->at.slot - p.slots, q->at.round + 1 };
 }
 
 /* The ninth warp: slots are filled in the order in which they are read, that is groups of units, their
- * pieces, their units, their tiles. */
+ * pieces, their tiles, as many at once as have lanes and as leave others to be read meanwhile. */
 template <int MODE>
 static __device__ __forceinline__ void ask(const ring_arg &p, const part &b, char *mem, int lane)
 {
-    place at = { 0, 0 }, old = at;      /* old: the first that is still on its way */
-    int way = 0;
+    asker q = {};
 
-    for (int g = 0; g < b.units; g += GROUP)
-        for (int c = 0; c < p.pieces; c++)
-            for (int i = 2 * g; i < 2 * min(g + (int)GROUP, b.units); i++) {
-                const bf16 *row = row_of<MODE>(p, b, i / 2, i % 2, lane);
+    for (int g = 0; g < b.units; g += GROUP) {
+        const int units = min(b.units - g, (int)GROUP), tiles = 2 * units - !two<MODE>(b, g + units - 1);
+        const bf16 *row[MOST_TURNS];
 
-                if (i % 2 && !two<MODE>(b, i / 2))
-                    continue;
-                if (way == p.window) {
-                    bar_wait(bar_at(mem) + 8 * old.slot, old.round & 1);
-                    old = after(old, p.slots);
-                    way--;
-                }
-                fill(p, mem, at, row ? row + c * p.kc : NULL, (uint32_t)min(p.kc, p.a.K - c * p.kc) * 2, lane);
-                at = after(at, p.slots);
-                way++;
-            }
+#pragma unroll
+        for (int k = 0; k < MOST_TURNS; k++) {
+            int t = k * p.once + lane / 8;
+
+            row[k] = lane / 8 < p.once && t < tiles ? row_of<MODE>(p, b, g, t, lane % 8) : NULL;
+        }
+        for (int c = 0; c < p.pieces; c++) {
+            const uint32_t n = (uint32_t)min(p.kc, p.a.K - c * p.kc) * 2;
+
+#pragma unroll
+            for (int k = 0; k < MOST_TURNS; k++)
+                if (k * p.once < tiles)
+                    fill(p, mem, &q, row[k] ? row[k] + c * p.kc : NULL, min(tiles - k * p.once, p.once), n,
+                         lane);
+        }
+    }
 }
 
 /* The norm's weights of this lane's parts of the tokens: before they are there. */
@@ -311,12 +337,11 @@ ring_k(const __grid_constant__ ring_arg p)
     part b = part_of<MODE>(p);
 
     step_next();
-    if (!threadIdx.x) {
-        for (int i = 0; i < p.slots; i++) {
-            bar_init(bar_at(mem) + 8 * i, 1);
-            bar_init(bar_at(mem) + 8 * (MOST_SLOTS + i), EIGHT);
-        }
-        bar_init(bar_at(mem) + 16 * MOST_SLOTS, 1);
+    if (warp == WARPS) {
+        bar_init(bar_at(mem) + 8 * lane, 1);
+        bar_init(bar_at(mem) + 8 * (MOST_SLOTS + lane), EIGHT);
+        if (!lane)
+            bar_init(bar_at(mem) + 16 * MOST_SLOTS, 1);
         bar_made();
     }
     __syncthreads();
@@ -341,8 +366,8 @@ static size_t lay_out(struct cu_dev *d, struct ring_arg *p, enum few_mode mode, 
 {
     const struct step_way *way = cu_step_way(d);
     const struct few_arg *a = &p->a;
-    int64_t most = cu_div(p->rows, blocks), tiles = cu_div(most, 8) * (mode == GLU ? 2 : 1), all, slot;
-    size_t end;
+    int64_t rows = cu_div(p->rows, blocks), tiles = cu_div(rows, 8) * (mode == GLU ? 2 : 1), all, slot;
+    size_t end, most = d->smem_max - (mode == LOGITS ? BESIDE : 0);
 
     p->each = (int32_t)(p->rows / blocks);
     p->more = (int32_t)(p->rows % blocks);
@@ -359,12 +384,13 @@ static size_t lay_out(struct cu_dev *d, struct ring_arg *p, enum few_mode mode, 
     all = tiles * p->pieces;
     end = (size_t)(p->ring + slot * 4);
     end = way->ring > end ? way->ring : end;
-    end = end < d->smem_max ? end : d->smem_max;
+    end = end < most ? end : most;
     p->slots = end > (size_t)p->ring ? (int32_t)((int64_t)(end - (size_t)p->ring) / slot) : 0;
     p->slots = p->slots < all ? p->slots : (int32_t)all;
     p->slots = p->slots < MOST_SLOTS ? p->slots : MOST_SLOTS;
     p->window = (int32_t)((int64_t)way->window / slot);
     p->window = p->window < 1 ? 1 : p->window < p->slots ? p->window : p->slots;
+    p->once = p->slots < 8 ? 2 : 4;
     return p->slots < 4 && p->slots < all ? 0 : (size_t)p->ring + (size_t)(p->slots * slot);
 }
 
