@@ -32,7 +32,7 @@ struct few_arg {
 
 /* Queues the product of at most STEP_FEW tokens; GLU and LOGITS have a norm. */
 void cu_few(struct cu_dev *d, struct few_arg *a, enum few_mode mode);
-/* step_hold.cu, step_ring.cu: the same bits, for up to four tokens on Hopper. False: nothing was done. */
+/* step_hold.cu, step_ring.cu: the same bits, on Hopper; rings for few of them. False: nothing was done. */
 bool cu_few_hold(struct cu_dev *d, const struct few_arg *a, enum few_mode mode);
 bool cu_few_ring(struct cu_dev *d, const struct few_arg *a, enum few_mode mode);
 /* step_some.cu: the product of 17 to 64 tokens on Hopper, which are normalised already, without adapters:

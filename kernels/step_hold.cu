@@ -1,4 +1,4 @@
-/* step_hold.cu - products of few tokens on Hopper whose weights all lie in shared memory before the tokens
+/* step_hold.cu - products of up to 16 tokens on Hopper whose weights all lie in shared memory before the tokens
  * are there: few.cu's sums, bit for bit. A block a multiprocessor has an equal part of the rows, of at most
  * 48, which its first warp asks the copy engine for all at once.
  *
@@ -14,9 +14,9 @@
  * room for two products and attention, or for three products; and see padded(). */
 #include "step_ring.cuh"
 
-enum { EIGHT = WARPS * 32, MOST_T = 4 };
+enum { EIGHT = WARPS * 32 };
 /* Bytes of shared memory: a multiprocessor's, the driver's for a block, the most of a block, of a first one. */
-enum { WHOLE = 228 << 10, OWN = 1 << 10, MOST = 113 << 10, FIRST = 148 << 10 };
+enum { WHOLE = 228 << 10, OWN = 1 << 10, LARGEST = 136 << 10, FIRST = 148 << 10 };
 enum { NEXT = WARPS * SEG };    /* from a warp's segment to its next */
 
 struct hold_arg {
@@ -25,13 +25,24 @@ struct hold_arg {
     int32_t each, more;         /* rows of a block; how many blocks have one more */
 };
 
-/* Shared memory, of COLS rows of at most S segments a warp. Two rows fall on different banks. */
-template <int COLS, int S> struct shared {
+/* What a kernel is made for: at most MOST tokens (eight a turn of the tensor cores), U units of TILES tiles
+ * of 8 rows, S segments a warp, or at most S. */
+template <int MODE_, bool NORM_, int MOST_, int U_, int TILES_, int S_, bool EXACT_> struct kind {
+    static constexpr int MODE = MODE_, MOST = MOST_, U = U_, TILES = TILES_, S = S_;
+    static constexpr bool NORM = NORM_, EXACT = EXACT_;
+    static constexpr int COLS = U * TILES * 8, OUT = MODE == GLU ? COLS / 2 : COLS;     /* of a token */
+    static constexpr int AT_ONCE = EIGHT / OUT, PASSES = (MOST + AT_ONCE - 1) / AT_ONCE; /* tokens written */
+    static constexpr int FIT = (MODE == GLU ? 8 : S == 12 ? 2 : 4) / (U * TILES);
+    static constexpr int HELD = FIT < 1 ? 1 : FIT < S ? FIT : S;        /* segments in registers early */
+};
+
+/* Shared memory. Two rows fall on different banks. */
+template <class Q> struct shared {
     uint64_t there;             /* a barrier: the weights are */
-    float squares[MOST_T][WARPS];
-    float cell[WARPS][MOST_T][COLS];
-    alignas(128) char row[COLS][S * NEXT * 2 + 64];
-    alignas(128) float norm[S * NEXT];          /* only where there is a norm */
+    float squares[Q::MOST][WARPS];
+    float cell[WARPS][Q::MOST][Q::COLS];
+    alignas(128) char row[Q::COLS][Q::S * NEXT * 2 + 64];
+    alignas(128) float norm[Q::S * NEXT];          /* only where there is a norm */
 };
 
 #if TW_SM90
@@ -48,9 +59,10 @@ static __device__ __forceinline__ part part_of(const hold_arg &p)
 }
 
 /* The first warp: lane i for rows i, i + 32, .. of this block; with GLU tiles of gate and up in turn. */
-template <int MODE, int COLS, int S>
-static __device__ __forceinline__ void ask(const hold_arg &p, const part &b, shared<COLS, S> *m, int lane)
+template <class Q>
+static __device__ __forceinline__ void ask(const hold_arg &p, const part &b, shared<Q> *m, int lane)
 {
+    constexpr int MODE = Q::MODE;
     int n = MODE == GLU ? 2 * b.n : b.n;
     uint32_t bytes = (uint32_t)p.a.K * 2, bar = bar_at(&m->there);
 
@@ -139,56 +151,108 @@ static __device__ __forceinline__ float add_up(const float *v, int next)
     return x;
 }
 
-/* What a thread will write: one output, or none. */
+/* What a thread will write: one output of some tokens, or none. */
 struct output {
     bool there;
-    int token, c, m, row;       /* a row of matrix m, the c-th of this block */
+    int token, c, m, row;       /* the first; a row of matrix m, the c-th of this block */
     float bias, up;             /* with GLU up's bias, too */
     bf16 *y;
     const bf16 *res;            /* NULL: none */
 };
 
-template <int MODE, int COLS>
-static __device__ __forceinline__ output output_of(const hold_arg &p, const part &b)
+template <class Q> static __device__ __forceinline__ output output_of(const hold_arg &p, const part &b)
 {
-    constexpr int OUT = MODE == GLU ? COLS / 2 : COLS;
-    int token = threadIdx.x / OUT, c = threadIdx.x % OUT, i = b.first + c, m = 0;
-    output o = { token < p.a.T && c < b.n, token, c, 0, i, 0, 0, NULL, NULL };
+    int token = threadIdx.x / Q::OUT, c = threadIdx.x % Q::OUT, i = b.first + c, m = 0;
+    output o = { token < Q::AT_ONCE && token < p.a.T && c < b.n, token, c, 0, i, 0, 0, NULL, NULL };
 
     if (!o.there)
         return o;
-    if (MODE == PLAIN)
-        o.m = m = matrix_of<MODE>(p.a, i);
-    o.row = i - (MODE == GLU ? 0 : p.a.m[m].y0);
+    if (Q::MODE == PLAIN)
+        o.m = m = matrix_of<PLAIN>(p.a, i);
+    o.row = i - (Q::MODE == GLU ? 0 : p.a.m[m].y0);
     o.bias = p.a.m[m].bias ? p.a.m[m].bias[o.row] : 0;
-    o.up = MODE == GLU && p.a.m[1].bias ? p.a.m[1].bias[o.row] : 0;
+    o.up = Q::MODE == GLU && p.a.m[1].bias ? p.a.m[1].bias[o.row] : 0;
     o.y = (bf16 *)p.a.y + token * p.a.ldy + i;
-    o.res = MODE == PLAIN && p.a.res ? p.a.res + token * p.a.ldres + i : NULL;
+    o.res = Q::MODE == PLAIN && p.a.res ? p.a.res + token * p.a.ldres + i : NULL;
     return o;
 }
 
-/* U units of TILES tiles by S segments a warp, or at most S. */
-template <int MODE, bool NORM, int U, int TILES, int S, bool EXACT> static __device__ __forceinline__ void
-consume(const hold_arg &p, const part &b, shared<U * TILES * 8, S> *m, int warp, int lane)
+/* A warp's part of the sums of eight tokens from T0 on, whose N segments are X. */
+template <class Q> static __device__ __forceinline__ void eight(const hold_arg &p, shared<Q> *m,
+        const weights<Q::U, Q::TILES> (&held)[Q::HELD], const uint4 (&x)[Q::S], int t0, int n, int warp,
+        int lane)
 {
-    constexpr int COLS = U * TILES * 8, FIT = (MODE == GLU ? 8 : S == 12 ? 2 : 4) / (U * TILES);
-    constexpr int HELD = FIT < 1 ? 1 : FIT < S ? FIT : S, PITCH = sizeof m->row[0];
-    const int n = EXACT ? S : (p.a.K / SEG - warp + WARPS - 1) / WARPS, at = warp * SEG + lane % 4 * 8;
-    const bf16 *x = p.a.x + min(lane / 4, p.a.T - 1) * p.a.ldx + at;
+    const int at = warp * SEG + lane % 4 * 8;
     const char *w = m->row[lane / 4] + at * 2;
+    weights<Q::U, Q::TILES> next;
+    float acc[Q::U][4] = {}, k[8], sum = 0;
+
+#pragma unroll
+    for (int s = 0; s < Q::S; s++) {
+        uint4 v = x[s];
+
+        if (s >= n)
+            break;
+        if (s >= Q::HELD)
+            load(&next, w + s * NEXT * 2, sizeof m->row[0]);
+        if (Q::NORM) {
+            ldv<8>(k, &m->norm[at + s * NEXT]);
+            v = scaled(v, k, &sum);
+        }
+        multiply(acc, s < Q::HELD ? held[s] : next, v);
+    }
+    leave(&m->cell[warp][t0], acc, p.a.T - t0, lane);
+    if (!Q::NORM)
+        return;
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    if (lane % 4 == 0 && t0 + lane / 4 < p.a.T)
+        m->squares[t0 + lane / 4][warp] = sum;
+}
+
+/* Output O of its token TOKEN, with RES. */
+template <class Q> static __device__ __forceinline__ void put(const hold_arg &p, const shared<Q> *m,
+        const output &o, int token, bf16 *y, float res, float K, float eps, int act, bool adapters)
+{
+    const float *cell = &m->cell[0][token][Q::MODE == GLU ? o.c / 8 * 16 + o.c % 8 : o.c];
+    float r = 1, sum, up = 0;
+
+    if (Q::NORM)
+        r = rsqrtf(add_up(m->squares[token], 1) / K + eps);
+    sum = add_up(cell, Q::MOST * Q::COLS) * r + o.bias;
+    if (Q::MODE == GLU)
+        up = add_up(cell + 8, Q::MOST * Q::COLS) * r + o.up;
+    if (adapters) {
+        sum += adapted(p.a, token, o.m, o.row);
+        if (Q::MODE == GLU)
+            up += adapted(p.a, token, 1, o.row);
+    }
+    if (Q::MODE == GLU)
+        sum = gate_act(round_bf16(sum), act) * round_bf16(up);
+    *y = __float2bfloat16_rn(sum + res);
+}
+
+template <class Q>
+static __device__ __forceinline__ void consume(const hold_arg &p, const part &b, shared<Q> *m, int warp,
+        int lane)
+{
+    const int n = Q::EXACT ? Q::S : (p.a.K / SEG - warp + WARPS - 1) / WARPS, at = warp * SEG + lane % 4 * 8;
+    const bf16 *x = p.a.x + min(lane / 4, p.a.T - 1) * p.a.ldx + at;
     const bool adapters = p.a.h;
     const float eps = p.a.eps, K = (float)p.a.K;
-    const int T = p.a.T, act = p.a.act;
-    output o = output_of<MODE, COLS>(p, b);
-    const float *cell = &m->cell[0][o.token][MODE == GLU ? o.c / 8 * 16 + o.c % 8 : o.c];
-    weights<U, TILES> held[HELD], next;
-    float acc[U][4] = {}, k[8], res = 0, r = 1, sum = 0, up = 0;
-    uint4 v[S];
+    const int act = p.a.act;
+    const int64_t next_y = Q::AT_ONCE * p.a.ldy, next_res = Q::AT_ONCE * p.a.ldres;
+    output o = output_of<Q>(p, b);
+    weights<Q::U, Q::TILES> held[Q::HELD];
+    float res[Q::PASSES] = {};
+    uint4 v[Q::S];
 
-    if (NORM && lane < 4)
+    if (Q::NORM && lane < 4)
 #pragma unroll
-        for (int s = 0; s < S; s++)
+        for (int s = 0; s < Q::S; s++)
             if (s < n) {
+                float k[8];
+
                 ldv<8>(k, p.a.norm + at + s * NEXT);
 #pragma unroll
                 for (int i = 0; i < 8; i++)
@@ -198,68 +262,52 @@ consume(const hold_arg &p, const part &b, shared<U * TILES * 8, S> *m, int warp,
     __syncthreads();            /* the norm's weights of this warp, and the barrier, are there */
     bar_wait(bar_at(&m->there), 0);
 #pragma unroll
-    for (int s = 0; s < HELD; s++)
+    for (int s = 0; s < Q::HELD; s++)
         if (s < n)
-            load(&held[s], w + s * NEXT * 2, PITCH);
+            load(&held[s], m->row[lane / 4] + (at + s * NEXT) * 2, sizeof m->row[0]);
     step_after();
 #pragma unroll
-    for (int s = 0; s < S; s++)
+    for (int s = 0; s < Q::S; s++)
         if (s < n)
             v[s] = *(const uint4 *)(x + s * NEXT);
-    if (MODE == PLAIN && o.res)
-        res = __bfloat162float(*o.res);
+    if (Q::MODE == PLAIN && o.res)
 #pragma unroll
-    for (int s = 0; s < S; s++) {
-        if (s >= n)
-            break;
-        if (s >= HELD)
-            load(&next, w + s * NEXT * 2, PITCH);
-        if (NORM) {
-            ldv<8>(k, &m->norm[at + s * NEXT]);
-            v[s] = scaled(v[s], k, &sum);
-        }
-        multiply(acc, s < HELD ? held[s] : next, v[s]);
-    }
-    leave(m->cell[warp], acc, T, lane);
-    if (NORM) {
-        sum += __shfl_xor_sync(~0u, sum, 1);
-        sum += __shfl_xor_sync(~0u, sum, 2);
-        if (lane % 4 == 0 && lane / 4 < T)
-            m->squares[lane / 4][warp] = sum;
+        for (int i = 0; i < Q::PASSES; i++)
+            if (o.token + i * Q::AT_ONCE < p.a.T)
+                res[i] = __bfloat162float(o.res[i * next_res]);
+    eight<Q>(p, m, held, v, 0, n, warp, lane);
+    if (Q::MOST > 8) {
+        x = p.a.x + min(8 + lane / 4, p.a.T - 1) * p.a.ldx + at;
+#pragma unroll
+        for (int s = 0; s < Q::S; s++)
+            if (s < n)
+                v[s] = *(const uint4 *)(x + s * NEXT);
+        eight<Q>(p, m, held, v, 8, n, warp, lane);
     }
     __syncthreads();
     if (!o.there)
         return;
-    if (NORM)
-        r = rsqrtf(add_up(m->squares[o.token], 1) / K + eps);
-    sum = add_up(cell, MOST_T * COLS) * r + o.bias;
-    if (MODE == GLU)
-        up = add_up(cell + 8, MOST_T * COLS) * r + o.up;
-    if (adapters) {
-        sum += adapted(p.a, o.token, o.m, o.row);
-        if (MODE == GLU)
-            up += adapted(p.a, o.token, 1, o.row);
-    }
-    if (MODE == GLU)
-        sum = gate_act(round_bf16(sum), act) * round_bf16(up);
-    *o.y = __float2bfloat16_rn(sum + res);
+#pragma unroll
+    for (int i = 0; i < Q::PASSES; i++)
+        if (!i || o.token + i * Q::AT_ONCE < p.a.T)
+            put<Q>(p, m, o, o.token + i * Q::AT_ONCE, o.y + i * next_y, res[i], K, eps, act, adapters);
 }
 #endif
 
-template <int MODE, bool NORM, int U, int TILES, int S, bool EXACT> static __global__ void
-__launch_bounds__(EIGHT) __maxnreg__(MODE == GLU ? 96 : NORM || S == 12 ? 88 : 72)
+template <class Q> static __global__ void
+__launch_bounds__(EIGHT) __maxnreg__(Q::MODE == GLU ? 96 : Q::NORM || Q::S == 12 ? 88 : 72)
 hold_k(const __grid_constant__ hold_arg p)
 {
 #if TW_SM90
     extern __shared__ __align__(128) char mem[];
-    auto *m = (shared<U * TILES * 8, S> *)mem;
+    auto *m = (shared<Q> *)mem;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     part b = part_of(p);
 
     step_next();
     if (!warp)
-        ask<MODE>(p, b, m, lane);
-    consume<MODE, NORM, U, TILES, S, EXACT>(p, b, m, warp, lane);
+        ask<Q>(p, b, m, lane);
+    consume<Q>(p, b, m, warp, lane);
 #endif
 }
 
@@ -280,25 +328,29 @@ static size_t padded(struct cu_dev *d, size_t need, bool norm, bool glu)
     return need;
 }
 
-template <int MODE, bool NORM, int U, int TILES, int S, bool EXACT>
-static bool queue(struct cu_dev *d, struct hold_arg *p)
+template <class Q> static bool queue(struct cu_dev *d, struct hold_arg *p)
 {
-    using M = shared<U * TILES * 8, S>;
-    size_t smem = NORM ? sizeof(M) : offsetof(M, norm);
+    using M = shared<Q>;
+    size_t smem = Q::NORM ? sizeof(M) : offsetof(M, norm);
 
-    if (smem > MOST)
+    if (smem > LARGEST)
         return false;
-    smem = padded(d, smem, NORM, MODE == GLU);
-    step_room(d, (const void *)hold_k<MODE, NORM, U, TILES, S, EXACT>);
-    step_launch(d, hold_k<MODE, NORM, U, TILES, S, EXACT>, dim3((unsigned)d->sms), EIGHT, smem, 1, *p);
+    smem = padded(d, smem, Q::NORM, Q::MODE == GLU);
+    step_room(d, (const void *)hold_k<Q>);
+    step_launch(d, hold_k<Q>, dim3((unsigned)d->sms), EIGHT, smem, 1, *p);
     return true;
 }
 
 template <int MODE, bool NORM, int U, int TILES, int S>
 static bool exactly(struct cu_dev *d, struct hold_arg *p)
 {
-    return p->a.K == S * NEXT ? queue<MODE, NORM, U, TILES, S, true>(d, p)
-        : queue<MODE, NORM, U, TILES, S, false>(d, p);
+    bool exact = p->a.K == S * NEXT;
+
+    if (p->a.T > 8)
+        return exact ? queue<kind<MODE, NORM, 16, U, TILES, S, true>>(d, p)
+            : queue<kind<MODE, NORM, 16, U, TILES, S, false>>(d, p);
+    return exact ? queue<kind<MODE, NORM, 8, U, TILES, S, true>>(d, p)
+        : queue<kind<MODE, NORM, 8, U, TILES, S, false>>(d, p);
 }
 
 /* As many segments a warp as fit into registers beside so many tiles. */
@@ -334,7 +386,7 @@ bool cu_few_hold(struct cu_dev *d, const struct few_arg *a, enum few_mode mode)
 {
     struct hold_arg p = {};
 
-    if (a->T > MOST_T || mode == LOGITS || !cu_step_way(d)->hold)
+    if ( mode == LOGITS || !cu_step_way(d)->hold)
         return false;
     p.a = *a;
     for (int i = 0; i < (mode == GLU ? 1 : a->nm); i++)
