@@ -4,9 +4,9 @@
 
 # talk OPTIONS..: what the terminal shows, in screen; stdin is what is typed. No shell stays between script and the
 # program: without SHELL in the environment it is one that ends at a Ctrl-C which its child outlives.
+# What the screen held before has to go first: who types looks at it at once.
 talk()
 {
-    : >screen
     script -qec "exec tw-sample -m ${MODEL:-tiny} --chat $*" /dev/null >screen 2>&1
 }
 # shown N TEXT: waits until TEXT stands on the screen N times.
@@ -21,6 +21,7 @@ shown()
 }
 test_case 'answers come, Ctrl-C ends one and not the program, Ctrl-D ends the program' '
 	command -v script >/dev/null || test_skip "no script(1)"
+	: >screen
 	{
 	    shown 1 "> "
 	    printf "Who are you?\n"
@@ -39,6 +40,7 @@ test_case 'answers come, Ctrl-C ends one and not the program, Ctrl-D ends the pr
 	# an answer that no machine ends before Ctrl-C is typed
 	cp -r "$TOP/share/models/tiny" endless
 	sed -i "s/\"max_position_embeddings\": 1024/\"max_position_embeddings\": 200000/" endless/config.json
+	: >screen
 	{
 	    shown 1 "> "
 	    printf "Tell me\n"
@@ -53,6 +55,7 @@ test_case 'answers come, Ctrl-C ends one and not the program, Ctrl-D ends the pr
 '
 test_case 'a line that the terminal cuts is not sent, and that is said' '
 	command -v script >/dev/null || test_skip "no script(1)"
+	: >screen
 	{
 	    shown 1 "> "
 	    head -c 6000 /dev/zero | tr "\000" w
