@@ -152,4 +152,43 @@ test_case 'all weights: the sampler takes each step of the whole model, and its 
 	test -s run/policy/step-12/model.safetensors
 	cmp run/policy/step-12/model.safetensors run/latest/model.safetensors
 '
+test_case 'a sampler does not trust what a killed trainer left: it is gone before the lock is held' '
+	start "$TMP/in"
+	running
+	kill -9 "$(cat train.pid)"
+	ended
+	test -e run/policy.json
+	mkfifo held go
+	flock run sh -c "echo >held; read -r x <go" &
+	read -r x <held
+	: | tw-train -q -m "$M" --lora r=4 --lr 1e-3 --loss grpo --batch 8 -o run --resume 2>err &
+	trainer=$!
+	sleep 0.3                       # it waits its turn at the folder
+	kill -0 $trainer
+	flock -n run/lock true
+	test -e run/policy.json
+	old=$(stat -c %i:%y run/policy.json)
+	echo >go
+	while flock -ns run/lock true && kill -0 $trainer 2>/dev/null; do :; done
+	[ ! -e run/policy.json ] || [ "$(stat -c %i:%y run/policy.json)" != "$old" ]
+	wait $trainer || :
+'
+test_case 'a trainer that goes on behind a sampler that stayed: the sampler says so and ends' '
+	mkdir run
+	: >run/lock
+	echo "{\"step\":5,\"batch\":8,\"trained\":40,\"dropped\":0,\"prompts\":0}" >run/policy.json
+	mkfifo held go
+	flock run/lock sh -c "echo >held; read -r x <go" &
+	read -r x <held
+	timeout --foreground 60 tw-sample -q -m "$M" --policy run -n 4 --max-tokens 5 "$TMP/in" >rolls 2>err &
+	sampler=$!
+	until [ "$(wc -l <rolls)" = 16 ]; do kill -0 $sampler; sleep 0.02; done
+	echo "{\"step\":3,\"batch\":8,\"trained\":24,\"dropped\":0,\"prompts\":0}" >new
+	mv new run/policy.json
+	status=0
+	wait $sampler || status=$?
+	test_equal $status 1
+	test_text err "run/policy.json: goes back from step 5 to 3: another tw-train goes on in this run; start tw-sample anew, too"
+	echo >go
+'
 test_done

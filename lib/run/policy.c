@@ -40,12 +40,16 @@ static int field(const struct tw_json *j, const char *key, int64_t *out, struct 
 static int parse(struct tw_policy *p, const struct tw_json *j, struct tw_err *err)
 {
     struct tw_str path = { 0 };
+    int64_t was = p->step;
 
     if (field(j, "step", &p->step, err) || field(j, "batch", &p->batch, err)
             || field(j, "trained", &p->trained, err) || field(j, "dropped", &p->dropped, err)
             || field(j, "prompts", &p->prompts, err) || tw_json_get_str(j, "path", &path, err) < 0
             || tw_json_get_bool(j, "done", &p->done, err) < 0)
         return -1;
+    if (p->step < was)
+        return tw_fail(err, NULL, 0, "goes back from step %lld to %lld: another tw-train goes on in this run; "
+                "start tw-sample anew, too", (long long)was, (long long)p->step);
     free(p->path);
     p->path = NULL;
     if (path.n) {

@@ -54,16 +54,36 @@ static void sweep(const char *run, bool spools)
 }
 
 /* A sampler that looks whether there is a trainer holds the lock for a moment, too: tried for a second. */
-static int lock_run(int fd)
+static int try_lock(int fd, int how)
 {
     int tries = 40;
 
-    while (flock(fd, LOCK_EX | LOCK_NB)) {
+    while (flock(fd, how | LOCK_NB)) {
         if (errno != EWOULDBLOCK || !--tries)
             return -1;
         usleep(25000);
     }
     return 0;
+}
+
+/* A sampler that sees the lock held trusts policy.json: what a killed trainer left there goes before, while a
+ * shared lock says that no trainer lives. Trainers that start together take turns at the folder. */
+static int lock_run(struct tw_trainer *t)
+{
+    int dir = open(t->o->out, O_RDONLY | O_DIRECTORY | O_CLOEXEC), ret, why;
+
+    if (dir >= 0)
+        flock(dir, LOCK_EX);
+    if (!(ret = try_lock(t->lock, LOCK_SH))) {
+        if (tw_train_publishes(t))
+            tw_run_unpublish(t);
+        ret = try_lock(t->lock, LOCK_EX);
+    }
+    why = errno;
+    if (dir >= 0)
+        close(dir);
+    errno = why;
+    return ret;
 }
 
 int tw_run_enter(struct tw_trainer *t, struct tw_err *err)
@@ -84,15 +104,13 @@ int tw_run_enter(struct tw_trainer *t, struct tw_err *err)
     t->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (t->lock < 0)
         tw_fail(err, path, 0, "cannot open: %s", strerror(errno));
-    else if (lock_run(t->lock)) {
+    else if (lock_run(t)) {
         tw_fail(err, run, 0, errno == EWOULDBLOCK ? "another tw-train is working in it" :
                 "cannot lock: %s", strerror(errno));
         close(t->lock);
         t->lock = -1;           /* what is there is the other one's: tw_run_leave() lets it be */
     } else
         ret = tw_ckpt_clean(run, err);
-    if (!ret && tw_train_publishes(t))
-        tw_run_unpublish(t);            /* at once: a sampler that sees the lock trusts policy.json */
     if (!ret)
         sweep(run, !t->o->resume);
     free(path);
