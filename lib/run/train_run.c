@@ -66,24 +66,15 @@ static int try_lock(int fd, int how)
     return 0;
 }
 
-/* A sampler that sees the lock held trusts policy.json: what a killed trainer left there goes before, while a
- * shared lock says that no trainer lives. Trainers that start together take turns at the folder. */
+/* A sampler that sees the lock held trusts policy.json: what a killed trainer left there goes before, under a
+ * shared lock, with which no trainer holds the other one. */
 static int lock_run(struct tw_trainer *t)
 {
-    int dir = open(t->o->out, O_RDONLY | O_DIRECTORY | O_CLOEXEC), ret, why;
-
-    if (dir >= 0)
-        flock(dir, LOCK_EX);
-    if (!(ret = try_lock(t->lock, LOCK_SH))) {
-        if (tw_train_publishes(t))
-            tw_run_unpublish(t);
-        ret = try_lock(t->lock, LOCK_EX);
-    }
-    why = errno;
-    if (dir >= 0)
-        close(dir);
-    errno = why;
-    return ret;
+    if (try_lock(t->lock, LOCK_SH))
+        return -1;
+    if (tw_train_publishes(t))
+        tw_run_unpublish(t);
+    return try_lock(t->lock, LOCK_EX);
 }
 
 int tw_run_enter(struct tw_trainer *t, struct tw_err *err)
