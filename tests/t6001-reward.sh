@@ -114,7 +114,7 @@ test_case 'groups leave as soon as they are complete, mixed as they may come' '
 	tw-reward -q --exec "$ECHO" --advantage grpo <p >live &
 	exec 3>p
 	cat b >&3
-	while [ "$(wc -l <live)" -lt 2 ]; do kill -0 $!; sleep 0.05; done
+	until [ -s live ] && [ "$(wc -l <live)" -ge 2 ]; do kill -0 $!; sleep 0.05; done
 	test_equal "$(wc -l <live | tr -d " ")" 2
 	exec 3>&-
 	wait
