@@ -83,7 +83,7 @@ while len(seen) < 5:
     assert all(c[\"state\"] == \"finished\" and c[\"response_payload_uncompressed_size\"] > 0 for c in r[\"completions\"])
     seen += [c[\"request_id\"] for c in r[\"completions\"]]
 assert sorted(seen) == sorted(ids)
-assert [c[\"request_id\"] for c in poll(0, 1)[\"completions\"]] == [other]
+eventually(lambda: [c[\"request_id\"] for c in poll(0, 1)[\"completions\"]] == [other])
 t = time.time()
 assert poll(cursor)[\"completions\"] == [] and time.time() - t > 1.5
 assert poll(cursor, timeout=0)[\"completions\"] == []
@@ -253,10 +253,19 @@ assert [tokens(s, 2) for s in sm] == want
 json.dump([sid, m, sm, want], open(\"ids\", \"w\"))
 "
 	serve_stop KILL
+	for d in st/samplers st/checkpoints st/runs/*; do       # as if it had been writing there
+	    mkdir -p $d/.ckpt-7.new-1/trainer $d/.ckpt-8.old-1
+	    echo >$d/.ckpt-7.new-1/adapter_model.safetensors
+	done
+	test_equal "$(find st -name ".ckpt*" | wc -l)" 6
+	mkdir -p st/saved/0123456789abcdef/sub
+	echo >st/saved/0123456789abcdef/sub/.rows.jsonl.tmp-1
 	serve_start --state st --max-adapters 2 --snapshot-every 3 --session-timeout 3600
 	ask "exec(open(\"run.py\").read())
 sid, m, sm, want = json.load(open(\"ids\"))
 assert [tokens(s, 3) for s in sm] == want
+hidden = [f for w, d, fs in os.walk(\"st\") for f in d + fs if re.match(\"[.].*-1\", f)]
+assert not hidden, hidden
 n = sampler(m, 43, 14)
 last = tokens(n, 1)
 post(\"unload_model\", {\"model_id\": m, \"type\": \"unload_model\"})

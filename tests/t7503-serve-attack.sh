@@ -171,12 +171,15 @@ assert get(\"checkpoints\", **a)[\"checkpoints\"] == []
 wait(post(\"unload_model\", {\"model_id\": m}, **a)[\"request_id\"], **a)
 create(sid, 3, **a)
 sid = session(**c); m = create(sid, **c); sm = sampler(m, 1, 0, **c)
-codes = []
-def one(i):
-    codes.append(call(\"POST\", \"/api/v1/asample\", sample_body(sm, i, tokens=200, n=8), **c).status)
-ts = [threading.Thread(target=one, args=(i,)) for i in range(8)]
-[x.start() for x in ts]; [x.join() for x in ts]
-assert 429 in codes and 200 in codes, codes
+codes, seq = [], iter(range(10 ** 9))
+def one():
+    codes.append(call(\"POST\", \"/api/v1/asample\", sample_body(sm, next(seq), tokens=200, n=8), **c).status)
+def burst():
+    ts = [threading.Thread(target=one) for i in range(8)]
+    [x.start() for x in ts]; [x.join() for x in ts]
+    return 429 in codes and 200 in codes
+eventually(burst)               # a busy machine may send one when another has ended
+assert set(codes) == {200, 429}, codes
 ids = [fb(m, 2 + i, **c) for i in range(6)]
 assert all(\"loss_fn_outputs\" in wait(i, **c) for i in ids)
 sid = session(**t); m = create(sid, **t); sm = sampler(m, 1, 0, **t)

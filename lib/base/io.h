@@ -21,6 +21,9 @@ int tw_out_write(struct tw_out *o, const void *p, size_t n, struct tw_err *err);
 int tw_out_commit(struct tw_out *o, struct tw_err *err);
 void tw_out_abort(struct tw_out *o);
 int tw_write_file(const char *path, const void *p, size_t n, struct tw_err *err); /* all of it */
+/* Removes the files ".NAME.tmp-PID" that killed processes left in DIR and DEPTH levels of folders
+ * below it. Nobody may be writing there: the caller holds the lock of DIR. */
+void tw_out_sweep(const char *dir, int depth);
 
 /* Reads a whole file or stdin ("-") of at most MAX bytes (0: 1 GiB). B is appended to. */
 int tw_read_file(struct tw_buf *b, const char *path, size_t max, struct tw_err *err);

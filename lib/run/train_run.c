@@ -35,15 +35,14 @@ static bool in_use(const char *run)
     return yes;
 }
 
-/* Removes files that a killed process was writing: ".NAME.tmp-PID"; with SPOOLS the data of a run that never
- * began, too, which would stand for a stdin that has nothing to say. */
-static void sweep(const char *run, bool spools)
+/* Removes the data of a run that never began, which would stand for a stdin that has nothing to say. */
+static void drop_spools(const char *run)
 {
     DIR *d = opendir(run);
     struct dirent *e;
 
     while (d && (e = readdir(d)))
-        if ((e->d_name[0] == '.' && strstr(e->d_name, ".tmp-")) || (spools && is_spool(e->d_name))) {
+        if (is_spool(e->d_name)) {
             char *path = tw_path_join(run, e->d_name);
 
             unlink(path);
@@ -102,8 +101,11 @@ int tw_run_enter(struct tw_trainer *t, struct tw_err *err)
         t->lock = -1;           /* what is there is the other one's: tw_run_leave() lets it be */
     } else
         ret = tw_ckpt_clean(run, err);
-    if (!ret)
-        sweep(run, !t->o->resume);
+    if (!ret) {
+        tw_out_sweep(run, 0);
+        if (!t->o->resume)
+            drop_spools(run);
+    }
     free(path);
     return ret;
 }
@@ -117,7 +119,8 @@ void tw_run_leave(struct tw_trainer *t)
     if (t->lock < 0)
         return;
     if (!in_use(run)) {
-        sweep(run, true);
+        tw_out_sweep(run, 0);
+        drop_spools(run);
         lock = tw_path_join(run, "lock");
         unlink(lock);
         rmdir(run);

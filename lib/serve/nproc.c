@@ -380,6 +380,7 @@ int tw_np_open(struct tw_srv *s, struct tw_err *err)
     np->again_last = &np->again;
     np->held_last = &np->held;
     np->saved = tw_path_join(tw_store_dir(s->store), "saved");
+    tw_out_sweep(np->saved, 24);
     np->env = (struct tw_np_env){.model_dir = tw_worker_dir(s->worker),
             .name = s->name,
             .nname = s->nname,

@@ -106,7 +106,13 @@ static void restore_models(struct tw_srv *s)
     }
 }
 
-/* Folders that nothing in the store names are what a save left that never was registered. */
+static bool is_dots(const char *name)
+{
+    return !strcmp(name, ".") || !strcmp(name, "..");
+}
+
+/* Folders that nothing in the store names are what a save left that never was registered; hidden ones
+ * are what it was writing when it was killed. */
 static void sweep(struct tw_srv *s, const char *kind)
 {
     char *parent = tw_path_join(tw_store_dir(s->store), kind);
@@ -116,7 +122,7 @@ static void sweep(struct tw_srv *s, const char *kind)
 
     while (d && (e = readdir(d))) {
         char *dir;
-        bool known = e->d_name[0] == '.';
+        bool known = is_dots(e->d_name);
 
         dir = tw_path_join(parent, e->d_name);
         for (int64_t i = 0; i < s->ckpt.n && !known; i++)
@@ -152,7 +158,7 @@ static void sweep_runs(struct tw_srv *s)
         while (d && (e = readdir(d))) {
             char *path = tw_path_join(dir, e->d_name);
 
-            if (e->d_name[0] != '.' && (!run->snap || strcmp(path, run->snap)))
+            if (!is_dots(e->d_name) && (!run->snap || strcmp(path, run->snap)))
                 tw_rmtree(path, &err);
             free(path);
         }

@@ -105,6 +105,28 @@ static void folders(void)
     CHECK(!tw_fsync_dir(dir, &err));
 }
 
+/* What a killed process left goes, whatever else is called or lies there stays. */
+static void unfinished(void)
+{
+    static const char *const gone[] = { "u/.a.tmp-1", "u/v/.b.jsonl.tmp-4711", "u/..tmp-.tmp-2" },
+        *const stay[] = { "u/a.tmp-1", "u/.a.tmp-", "u/.a.tmp-1x", "u/.tmp-1", "u/.a", "u/v/w/.c.tmp-3", "u/v/.a.tmp1" };
+
+    CHECK(!tw_mkdirs(at("u/v/w"), &err) && !tw_mkdirs(at("u/.d.tmp-1"), &err));
+    for (int i = 0; i < 3; i++)
+        CHECK(!tw_write_file(at(gone[i]), "1", 1, &err));
+    for (int i = 0; i < 7; i++)
+        CHECK(!tw_write_file(at(stay[i]), "1", 1, &err));
+    CHECK(!symlink(at("u/.a"), at("u/.l.tmp-1")));
+    tw_out_sweep(at("none"), 1);
+    tw_out_sweep(at("u"), 1);
+    for (int i = 0; i < 3; i++)
+        CHECK(!tw_is_file(at(gone[i])));
+    for (int i = 0; i < 7; i++)
+        CHECK(tw_is_file(at(stay[i])));
+    CHECK(tw_is_dir(at("u/.d.tmp-1")) && tw_is_file(at("u/.l.tmp-1")));
+    CHECK(!tw_rmtree(at("u"), &err));
+}
+
 static void paths(void)
 {
     static const char *const good[] = { "a", "a/b", "a.b/..c", "...", "a b" };
@@ -231,6 +253,7 @@ int main(int argc, char **argv)
     RUN(a_full_disk_is_an_error);
     RUN(mappings);
     RUN(folders);
+    RUN(unfinished);
     RUN(paths);
     RUN(digests);
     RUN(long_crc);
