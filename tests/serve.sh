@@ -6,7 +6,7 @@
 serve_start()
 {
     : >serve.out
-    tw-serve -m "${SERVE_MODEL:-tiny}" --listen "${SERVE_LISTEN:-127.0.0.1:0}" "$@" >serve.out 2>>serve.err &
+    TMPDIR=${SERVE_TMP:-$PWD} tw-serve -m "${SERVE_MODEL:-tiny}" --listen "${SERVE_LISTEN:-127.0.0.1:0}" "$@" >serve.out 2>>serve.err &
     PID=$!
     trap 'kill -9 $PID 2>/dev/null || :' EXIT
     for i_ in $(seq 2400); do

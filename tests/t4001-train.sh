@@ -211,8 +211,11 @@ test_case 'merged weights compute what base and adapter do' '
 	train b --adapter a --batch 24 --steps 1 --lr 0
 	tw-train -m merged -o c --batch 24 --steps 1 --lr 0 "$TMP/d.jsonl"
 	near "$(values loss <c/metrics.jsonl)" "$(values loss <b/metrics.jsonl)" 1e-5
-	tw-train --merge --dtype bf16 -m "$BASE" --adapter a -o merged16 2>err
+	mkdir merged16 merged16.tmp-999999999
+	tw-train --merge --dtype bf16 -m "$BASE" --adapter a -o merged16/ 2>err
 	test_text err "merged as BF16"
+	test_equal "$(ls -Ad merged16*)" merged16
+	test -s merged16/model.safetensors
 	test_exit 1 tw-train --merge -m "$BASE" --adapter a -o merged 2>err
 	test_text err "merged: is there already"
 	test_exit 2 tw-train --merge -m "$BASE" -o x 2>err

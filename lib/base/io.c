@@ -1,6 +1,5 @@
 /* io.c - files that appear whole, reading, mapping, paths. */
 #include "io_soon.h"
-#include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -366,38 +365,6 @@ int tw_rmtree(const char *path, struct tw_err *err)
     if (S_ISDIR(st.st_mode) ? rmdir(path) : unlink(path))
         return tw_fail(err, path, 0, "cannot remove: %s", strerror(errno));
     return 0;
-}
-
-/* ".NAME.tmp-PID" */
-static bool is_unfinished(const char *name)
-{
-    size_t n = strlen(name), digits = 0;
-
-    while (digits < n && isdigit((unsigned char)name[n - 1 - digits]))
-        digits++;
-    n -= digits;
-    return name[0] == '.' && digits && n > 6 && !strncmp(name + n - 5, ".tmp-", 5);
-}
-
-void tw_out_sweep(const char *dir, int depth)
-{
-    DIR *d = opendir(dir);
-    struct dirent *e;
-
-    while (d && (e = readdir(d))) {
-        char *path = tw_path_join(dir, e->d_name);
-        struct stat st;
-
-        if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..") || lstat(path, &st))
-            ;
-        else if (S_ISDIR(st.st_mode) && depth > 0)
-            tw_out_sweep(path, depth - 1);
-        else if (S_ISREG(st.st_mode) && is_unfinished(e->d_name))
-            unlink(path);
-        free(path);
-    }
-    if (d)
-        closedir(d);
 }
 
 int tw_fsync_dir(const char *path, struct tw_err *err)

@@ -24,6 +24,8 @@ int tw_write_file(const char *path, const void *p, size_t n, struct tw_err *err)
 /* Removes the files ".NAME.tmp-PID" that killed processes left in DIR and DEPTH levels of folders
  * below it. Nobody may be writing there: the caller holds the lock of DIR. */
 void tw_out_sweep(const char *dir, int depth);
+/* Removes the folders FINAL.tmp-PID whose processes do not live any more. */
+void tw_tmp_sweep(const char *final);
 
 /* Reads a whole file or stdin ("-") of at most MAX bytes (0: 1 GiB). B is appended to. */
 int tw_read_file(struct tw_buf *b, const char *path, size_t max, struct tw_err *err);

@@ -5,7 +5,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <strings.h>
@@ -34,33 +33,6 @@ static bool is_empty(const char *dir)
     return empty;
 }
 
-/* Removes what runs that were killed left beside FINAL, as "FINAL.tmp-PID". */
-static void sweep(const char *final)
-{
-    const char *slash = strrchr(final, '/'), *base = slash ? slash + 1 : final;
-    char *dir = slash ? tw_xstrndup(final, (size_t)(slash - final) + 1) : tw_xstrdup(".");
-    size_t n = strlen(base);
-    DIR *d = opendir(dir);
-    struct dirent *e;
-
-    while (d && (e = readdir(d))) {
-        char *path, *end;
-        long pid;
-
-        if (strncmp(e->d_name, base, n) || strncmp(e->d_name + n, ".tmp-", 5))
-            continue;
-        pid = strtol(e->d_name + n + 5, &end, 10);
-        if (*end || pid <= 0 || !kill((pid_t)pid, 0) || errno != ESRCH)
-            continue;
-        path = tw_path_join(dir, e->d_name);
-        tw_rmtree(path, NULL);
-        free(path);
-    }
-    if (d)
-        closedir(d);
-    free(dir);
-}
-
 /* The user's folder: new, or empty. */
 static int place_user(struct place *p, const char *dir, struct tw_err *err)
 {
@@ -74,7 +46,7 @@ static int place_user(struct place *p, const char *dir, struct tw_err *err)
         return tw_fail(err, dir, 0, "is a file: --output takes a folder");
     if (tw_is_dir(p->final) && !is_empty(p->final))
         return tw_fail(err, dir, 0, "holds something already: give a new folder");
-    sweep(p->final);
+    tw_tmp_sweep(p->final);
     return tw_mkdirs(p->tmp, err);
 }
 

@@ -11,7 +11,7 @@
 #define PROBE 32                    /* tokens whose logits are compared before and after */
 
 struct merge {
-    char *model_dir, *adapter_dir, *tmp;
+    char *model_dir, *adapter_dir, *out, *tmp;
     struct tw_dev *dev;
     enum tw_dtype dtype;
     int64_t n;                      /* probe tokens */
@@ -119,35 +119,40 @@ static int compare(struct merge *g, struct tw_err *err)
     return ret;
 }
 
-static int appear(const struct merge *g, const char *out, struct tw_err *err)
+static int appear(const struct merge *g, struct tw_err *err)
 {
     if (tw_fsync_dir(g->tmp, err))
         return -1;
-    rmdir(out);                     /* an empty folder may be there */
-    if (rename(g->tmp, out))
-        return tw_fail(err, out, 0, "cannot rename %s to this: %s", g->tmp, strerror(errno));
+    rmdir(g->out);                  /* an empty folder may be there */
+    if (rename(g->tmp, g->out))
+        return tw_fail(err, g->out, 0, "cannot rename %s to this: %s", g->tmp, strerror(errno));
     return 0;
 }
 
 int tw_train_merge(const struct tw_train_opts *o, struct tw_err *err)
 {
     struct merge g = { 0 };
+    size_t n = o->out ? strlen(o->out) : 0;
     int ret = -1;
 
-    if (!o->adapter || !o->out)
+    if (!o->adapter || !n)
         return tw_fail_code(err, TW_EMISUSE, "--merge", 0, "needs --adapter DIR and -o DIR");
     if (!o->model)
         return tw_fail_code(err, TW_EMISUSE, "--model", 0, "MODEL is needed");
     if (!empty_or_missing(o->out))
         return tw_fail(err, o->out, 0, "is there already: give another -o");
-    g.tmp = tw_xasprintf("%s.tmp-%ld", o->out, (long)getpid());
+    while (n > 1 && o->out[n - 1] == '/')
+        n--;
+    g.out = tw_xstrndup(o->out, n);
+    g.tmp = tw_xasprintf("%s.tmp-%ld", g.out, (long)getpid());
+    tw_tmp_sweep(g.out);
     if ((g.model_dir = tw_model_dir(o->model, err)) &&
             (g.adapter_dir = tw_adapter_dir(o->adapter, err)) &&
             !file_dtype(g.model_dir, &g.dtype, err) && !tw_train_device(o, &g.dev, err)) {
         if (o->dtype)
             g.dtype = o->dtype == 1 ? TW_BF16 : TW_F32;
         if (!write_merged(&g, o, err) && !compare(&g, err))
-            ret = appear(&g, o->out, err);
+            ret = appear(&g, err);
     }
     if (ret && tw_is_dir(g.tmp))
         tw_rmtree(g.tmp, NULL);
@@ -157,6 +162,7 @@ int tw_train_merge(const struct tw_train_opts *o, struct tw_err *err)
     free(g.logits[1]);
     free(g.model_dir);
     free(g.adapter_dir);
+    free(g.out);
     free(g.tmp);
     return ret;
 }

@@ -3,11 +3,14 @@
 #include "data/chat.h"
 #include "base/avail.h"
 #include "base/io.h"
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <malloc.h>
 #include <signal.h>
+#include <stdlib.h>
+#include <sys/file.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -17,12 +20,39 @@
 #define SWEEP_S 1.0 /* between looks for what has expired */
 #define DRAIN_S 5.0 /* after SIGTERM, for replies to get out */
 
+/* Removes what servers without --state that were killed left in TMP: folders of this user's whose lock
+ * nobody holds; one that starts now is younger than a minute. */
+static void sweep_tmp(const char *tmp)
+{
+    DIR *d = opendir(tmp);
+    struct dirent *e;
+
+    while (d && (e = readdir(d))) {
+        char *dir = tw_xasprintf("%s/%s", tmp, e->d_name), *lock = tw_path_join(dir, "lock");
+        int fd = strncmp(e->d_name, "tw-serve-", 9) || strlen(e->d_name) != 15 ? -1 :
+                open(lock, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+        struct stat st;
+
+        if (fd >= 0 && !fstat(fd, &st) && S_ISREG(st.st_mode) && st.st_uid == geteuid() &&
+                time(NULL) - st.st_mtime > 60 && !flock(fd, LOCK_EX | LOCK_NB))
+            tw_rmtree(dir, NULL);
+        if (fd >= 0)
+            close(fd);
+        free(dir);
+        free(lock);
+    }
+    if (d)
+        closedir(d);
+}
+
 static int open_state(struct tw_srv *s, struct tw_err *err)
 {
     const char *dir = s->o->state, *tmp = getenv("TMPDIR");
 
     if (!dir) {
-        s->tmp = tw_xasprintf("%s/tw-serve-XXXXXX", tmp && *tmp ? tmp : "/tmp");
+        tmp = tmp && *tmp ? tmp : "/tmp";
+        sweep_tmp(tmp);
+        s->tmp = tw_xasprintf("%s/tw-serve-XXXXXX", tmp);
         if (!mkdtemp(s->tmp)) {
             tw_fail(err, s->tmp, 0, "cannot be made: %s", strerror(errno));
             free(s->tmp);
