@@ -183,6 +183,24 @@ static int spool_put(struct tw_source *s, const struct tw_source_row *row, struc
     return 0;
 }
 
+static int spool_get(struct tw_source *s, const struct kept *k, struct tw_err *err)
+{
+    tw_buf_clear(&s->row);
+    tw_buf_grow(&s->row, k->n);
+    while (s->row.n < k->n) {
+        ssize_t got = pread(fileno(s->spool), s->row.p + s->row.n, k->n - s->row.n,
+                (off_t)(k->at + s->row.n));
+
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            return tw_fail(err, "--shuffle", 0, "temporary file: cannot read: %s",
+                    got ? strerror(errno) : "it is cut short");
+        s->row.n += (size_t)got;
+    }
+    return 0;
+}
+
 static int shuffled(struct tw_source *s, struct tw_source_row *row, struct tw_err *err)
 {
     const struct kept *k;
@@ -201,10 +219,8 @@ static int shuffled(struct tw_source *s, struct tw_source_row *row, struct tw_er
     if (s->next == s->nkept)
         return 0;
     k = &s->kept[tw_permute((uint64_t)s->o->shuffle, 0x73687566, (uint64_t)s->next++, (uint64_t)s->nkept)];
-    tw_buf_clear(&s->row);
-    if (pread(fileno(s->spool), tw_buf_grow(&s->row, k->n), k->n, (off_t)k->at) != (ssize_t)k->n)
-        return tw_fail(err, "--shuffle", 0, "temporary file: cannot read: %m");
-    s->row.n = k->n;
+    if (spool_get(s, k, err))
+        return -1;
     *row = (struct tw_source_row){ tw_buf_str(&s->row), s->f[k->file_no].path[0], k->line, k->file_no };
     return 1;
 }
