@@ -91,7 +91,7 @@ void tw_adapter_describe(const struct tw_adapter *a, struct tw_buf *out);
 struct tw_param {
     const char *name;           /* as in the file that holds it */
     struct tw_mat w;            /* F32, or BF16 with low; a vector has rows 1. What is updated */
-    float *g;                   /* (dev) gradient, stored elements like w */
+    float *g;                   /* (dev) gradient, stored elements like w; those of all lie in one memory */
     int64_t n;                  /* stored elements */
     bool matrix;                /* weight decay applies by default */
     bool inner;                 /* a matrix inside the layers, or of an adapter: what Muon is for */

@@ -3,6 +3,7 @@
 #include "test.h"
 #include "base/io.h"
 #include "nn/optim.h"
+#include "nn/stack.h"
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -11,6 +12,7 @@
 /* Two row-major parameters: a matrix of 2 x 3 and a vector of 6. */
 struct set {
     struct tw_dev *dev;
+    char *mem;
     struct tw_param p[2];
     struct tw_params params;
     struct tw_optim *o;
@@ -21,14 +23,14 @@ static bool on_gpu;
 static void open_set(struct set *s, const struct tw_optim_opts *opts)
 {
     struct tw_err err = { 0 };
+    size_t step = tw_dev_round(N * sizeof(float));
 
     *s = (struct set){ .dev = on_gpu ? tw_dev_open("cuda", 0, &err) : tw_cpu_open(1, "auto", &err) };
-    for (int i = 0; i < 2; i++) {
+    s->mem = tw_ops(s->dev)->alloc(s->dev, 4 * step, &err);
+    for (int i = 0; i < 2; i++)         /* the weights, the gradients: one after the other, as a model has them */
         s->p[i] = (struct tw_param){ .name = i ? "norm" : "matrix", .n = N, .matrix = !i,
-            .w = { .dtype = TW_F32, .rows = i ? 1 : 2, .cols = i ? 6 : 3 } };
-        s->p[i].w.data = tw_ops(s->dev)->alloc(s->dev, N * sizeof(float), &err);
-        s->p[i].g = tw_ops(s->dev)->alloc(s->dev, N * sizeof(float), &err);
-    }
+            .w = { .data = s->mem + (size_t)i * step, .dtype = TW_F32, .rows = i ? 1 : 2, .cols = i ? 6 : 3 },
+            .g = (float *)(s->mem + (size_t)(2 + i) * step) };
     s->params = (struct tw_params){ .p = s->p, .n = 2, .elems = 2 * N };
     s->o = tw_optim_open(s->dev, &s->params, true, opts, &err);
     CHECK(s->o != NULL);
@@ -37,10 +39,7 @@ static void open_set(struct set *s, const struct tw_optim_opts *opts)
 static void close_set(struct set *s)
 {
     tw_optim_close(s->o);
-    for (int i = 0; i < 2; i++) {
-        tw_ops(s->dev)->free(s->dev, s->p[i].w.data);
-        tw_ops(s->dev)->free(s->dev, s->p[i].g);
-    }
+    tw_ops(s->dev)->free(s->dev, s->mem);
     tw_dev_close(s->dev);
 }
 

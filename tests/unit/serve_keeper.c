@@ -11,13 +11,14 @@
 
 static char dir[] = "/tmp/tw-keeper-XXXXXX";
 static int64_t came[64];
-static int ncame;
+static _Atomic int ncame;
 
 static int done(void *arg, const char *model, int64_t seq, const char *path)
 {
     CHECK_STR(model, "m");
     CHECK(arg == came && !access(path, F_OK));
-    came[ncame++] = seq;
+    came[ncame] = seq;
+    ncame++;
     return 0;
 }
 
