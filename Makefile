@@ -7,6 +7,7 @@
 #   test-long   tests/t*.long.sh;  test-gpu: tests/t*.gpu.sh and the unit programs on the GPU
 #   sanitize    compute-sanitizer's tools over the kernels, on a GPU;  TOOLS='memcheck racecheck' picks some
 #   asan        builds all of it with the address and undefined-behaviour sanitizers, then `test`
+#   tsan        the same with the thread sanitizer, for what has threads
 #   fuzz        tests/fuzz/*.c with clang's libFuzzer, FUZZ_S seconds each;  T=json picks one
 #   fuzz-cover  the lines of each parser that its committed inputs reach
 #   bench       builds tests/bench/*.c, runs tests/bench/*.sh
@@ -182,6 +183,12 @@ SAN = -O1 -g -fsanitize=address,undefined -fno-omit-frame-pointer -fno-sanitize-
 asan:
 	@$(MAKE) --no-print-directory B=build-asan OPT='$(SAN)' CUDA=0 TEST_S=2700 test
 
+# Without random addresses, for which its shadow has no place; memory is not counted as the tests of plans count it.
+TSAN_T = engine exact pool publish sampler schedule serve_* http log t5* t6001* t6003* t7*
+tsan:
+	@setarch -R $(MAKE) --no-print-directory B=build-tsan OPT='-O1 -g -fsanitize=thread' CUDA=0 TEST_S=2700 \
+		T='$(or $(T),$(TSAN_T))' test
+
 FUZZ_SAN = -O1 -g -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
 fuzz:
 	@$(MAKE) --no-print-directory B=build-fuzz CC=clang OPT='$(FUZZ_SAN)' CUDA=0 \
@@ -230,7 +237,7 @@ uninstall:
 clean:
 	rm -rf $B
 FORCE:
-.PHONY: all units demo test test-long test-gpu sanitize asan fuzz fuzz-run fuzz-cover fuzz-cover-run bench \
+.PHONY: all units demo test test-long test-gpu sanitize asan tsan fuzz fuzz-run fuzz-cover fuzz-cover-run bench \
 	man install uninstall deps clean FORCE
 # Objects are kept, but one that is missing is made: .SECONDARY would take it for not needed.
 .PRECIOUS: $B/%.o

@@ -12,6 +12,7 @@ int tw_mailbox_open(struct tw_mailbox *b, void *arg, struct tw_err *err)
     if (b->fd < 0)
         return tw_fail(err, NULL, 0, "no eventfd: %s", strerror(errno));
     pthread_mutex_init(&b->lock, NULL);
+    b->open = true;
     return 0;
 }
 
@@ -35,7 +36,7 @@ bool tw_mail_run(struct tw_mailbox *b)
     struct tw_mail *m, *next;
     uint64_t n;
 
-    if (read(b->fd, &n, sizeof n) < 0 && errno != EAGAIN)
+    if (!b->open || (read(b->fd, &n, sizeof n) < 0 && errno != EAGAIN))
         return false;
     pthread_mutex_lock(&b->lock);
     m = b->first;
@@ -53,9 +54,9 @@ bool tw_mail_run(struct tw_mailbox *b)
 
 void tw_mailbox_close(struct tw_mailbox *b)
 {
-    if (!b->last)
+    if (!b->open)
         return;
     close(b->fd);
     pthread_mutex_destroy(&b->lock);
-    b->last = NULL;
+    b->open = false;
 }

@@ -14,12 +14,13 @@ struct tw_mailbox {
     pthread_mutex_t lock;
     struct tw_mail *first, **last;
     int fd;                         /* readable when there is mail */
+    bool open;
     void *arg;
 };
 
 int tw_mailbox_open(struct tw_mailbox *b, void *arg, struct tw_err *err);
 void tw_mail_send(struct tw_mailbox *b, struct tw_mail *m);
 bool tw_mail_run(struct tw_mailbox *b);     /* delivers what is there; whether anything was */
-void tw_mailbox_close(struct tw_mailbox *b);
+void tw_mailbox_close(struct tw_mailbox *b);    /* B, also one of zeros, takes no mail and has none */
 
 #endif

@@ -237,11 +237,11 @@ static void close_all(struct tw_srv *s)
     tw_np_stop(s);
     if (s->worker)
         tw_worker_close(s->worker, false);
-    while (s->box.last && tw_mail_run(&s->box))
+    while (tw_mail_run(&s->box))
         ;
     tw_nat_hub_close(s);
     tw_store_close(s->store);
-    while (s->box.last && tw_mail_run(&s->box))
+    while (tw_mail_run(&s->box))
         ;
     tw_np_free(s);
     tw_future_free_all(s);

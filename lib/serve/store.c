@@ -251,7 +251,15 @@ void tw_store_submit(struct tw_store *s, struct tw_op *o)
     pthread_mutex_unlock(&s->lock);
 }
 
-int64_t tw_store_queued(struct tw_store *s) { return __atomic_load_n(&s->queued, __ATOMIC_RELAXED); }
+int64_t tw_store_queued(struct tw_store *s)
+{
+    int64_t n;
+
+    pthread_mutex_lock(&s->lock);
+    n = s->queued;
+    pthread_mutex_unlock(&s->lock);
+    return n;
+}
 
 int tw_store_read(struct tw_store *s, const char *sql, int (*row)(void *arg, const struct tw_row *r), void *arg,
         struct tw_err *err, const char *types, ...)
