@@ -181,22 +181,27 @@ wait(rid); assert len(get(\"checkpoints\")[\"checkpoints\"]) == 3
 '
 test_case 'without --state: what killed servers left is removed, what others use or is not ours to know stays' '
 	mkdir t
-	for d in dead01 dead02 young1 alive1 nolock; do mkdir -p t/tw-serve-$d/swap; echo >t/tw-serve-$d/swap/x; done
-	for d in dead01 dead02 alive1; do : >t/tw-serve-$d/lock; touch -d "2 minutes ago" t/tw-serve-$d/lock; done
+	for d in dead01 dead02 young1 alive1 nolock state1; do mkdir -p t/tw-serve-$d/swap; echo >t/tw-serve-$d/swap/x; done
+	for d in dead01 dead02 alive1 young1 nolock; do : >t/tw-serve-$d/temporary; done
+	for d in dead01 dead02 alive1 state1; do : >t/tw-serve-$d/lock; touch -d "2 minutes ago" t/tw-serve-$d/lock; done
 	: >t/tw-serve-young1/lock
 	mkdir -p mine t/tw-serve-dead03.d
-	cp -p t/tw-serve-dead01/lock mine
+	cp -p t/tw-serve-dead01/lock t/tw-serve-dead01/temporary mine
 	cp -p t/tw-serve-dead01/lock t/tw-serve-dead03.d
 	ln -s "$PWD/mine" t/tw-serve-link01
 	exec 5>>t/tw-serve-alive1/lock
 	touch -d "2 minutes ago" t/tw-serve-alive1/lock
 	flock -n 5
 	SERVE_TMP=$PWD/t serve_start
-	test_equal "$(ls t | grep -vE "alive1|dead03.d|nolock|young1" | wc -l)" 1      # its own
-	for d in alive1 young1 nolock; do test -e t/tw-serve-$d/swap/x; done
+	test_equal "$(ls t | grep -vE "alive1|dead03.d|nolock|young1|state1" | wc -l)" 1        # its own
+	test_equal "$(ls t/*/temporary | wc -l)" 4
+	for d in alive1 young1 nolock state1; do test -e t/tw-serve-$d/swap/x; done
 	test -e t/tw-serve-dead03.d/lock
 	test -e mine/lock
 	serve_stop
-	test_equal "$(ls t | wc -l)" 4
+	test_equal "$(ls t | wc -l)" 5
+	cp -r t/tw-serve-young1 kept
+	serve_start --state kept                # somebody who wants what was left keeps it
+	test ! -e kept/temporary
 '
 test_done

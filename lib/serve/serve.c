@@ -20,8 +20,10 @@
 #define SWEEP_S 1.0 /* between looks for what has expired */
 #define DRAIN_S 5.0 /* after SIGTERM, for replies to get out */
 
-/* Removes what servers without --state that were killed left in TMP: folders of this user's whose lock
- * nobody holds; one that starts now is younger than a minute. */
+#define MARK "temporary"    /* a file in the folder of a server without --state, so that no other is taken for one */
+
+/* Removes what servers without --state that were killed left in TMP: folders of this user's with the mark
+ * whose lock nobody holds; one that starts now is younger than a minute. */
 static void sweep_tmp(const char *tmp)
 {
     DIR *d = opendir(tmp);
@@ -29,17 +31,19 @@ static void sweep_tmp(const char *tmp)
 
     while (d && (e = readdir(d))) {
         char *dir = tw_xasprintf("%s/%s", tmp, e->d_name), *lock = tw_path_join(dir, "lock");
+        char *mark = tw_path_join(dir, MARK);
         int fd = strncmp(e->d_name, "tw-serve-", 9) || strlen(e->d_name) != 15 ? -1 :
                 open(lock, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
         struct stat st;
 
         if (fd >= 0 && !fstat(fd, &st) && S_ISREG(st.st_mode) && st.st_uid == geteuid() &&
-                time(NULL) - st.st_mtime > 60 && !flock(fd, LOCK_EX | LOCK_NB))
+                time(NULL) - st.st_mtime > 60 && tw_is_file(mark) && !flock(fd, LOCK_EX | LOCK_NB))
             tw_rmtree(dir, NULL);
         if (fd >= 0)
             close(fd);
         free(dir);
         free(lock);
+        free(mark);
     }
     if (d)
         closedir(d);
@@ -48,6 +52,7 @@ static void sweep_tmp(const char *tmp)
 static int open_state(struct tw_srv *s, struct tw_err *err)
 {
     const char *dir = s->o->state, *tmp = getenv("TMPDIR");
+    char *mark;
 
     if (!dir) {
         tmp = tmp && *tmp ? tmp : "/tmp";
@@ -62,8 +67,13 @@ static int open_state(struct tw_srv *s, struct tw_err *err)
         dir = s->tmp;
         tw_notice("without --state all state ends with this server");
     }
-    s->store = tw_store_open(dir, &s->box, err);
-    return s->store ? 0 : -1;
+    if (!(s->store = tw_store_open(dir, &s->box, err)))
+        return -1;
+    mark = tw_path_join(dir, MARK);
+    if (s->tmp ? tw_write_file(mark, "", 0, NULL) : unlink(mark) && errno != ENOENT)
+        tw_notice("%s: %s", mark, strerror(errno));
+    free(mark);
+    return 0;
 }
 
 static int open_log(struct tw_log_file *l, const char *path, struct tw_err *err)
